@@ -1,0 +1,1 @@
+//! The conversation-to-batch room.

@@ -1,0 +1,18 @@
+//! The mathematics of DFlash and the checkpoint folder: targets, drafters, their operations and caches.
+//!
+//! This room knows no path but a model folder, no clock and no global random state. Everything above it
+//! (`dflash-data`, `dflash-eval`, `dflash-train`, `dflash-export`) speaks to it through the types below.
+//!
+//! Words used throughout: the *target* is the large model whose output must not change; the *drafter* proposes
+//! a *block* of tokens that starts with an already committed *anchor*; a *tap* is the output of one target layer.
+
+pub mod blocks;
+pub mod device;
+pub mod drafter_config;
+pub mod drafting;
+pub mod target;
+
+pub use blocks::{Block, Blocks};
+pub use drafter_config::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig};
+pub use drafting::{DraftSession, Drafting, Proposal, ProposalSlot, Sampling};
+pub use target::{Forward, LogitRows, Session, Target, TargetHead, TargetInfo, Verified, VerifyStep};
