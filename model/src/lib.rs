@@ -16,5 +16,7 @@ pub mod tensor_file;
 pub use blocks::{Block, Blocks};
 pub use drafter_config::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig};
 pub use drafting::{DraftSession, Drafting, Proposal, ProposalSlot, Sampling};
-pub use target::{Forward, LogitRows, Session, Target, TargetHead, TargetInfo, Verified, VerifyStep};
+pub use target::{
+    DeltaNetState, Forward, LogitRows, Session, Target, TargetConfig, TargetHead, TargetInfo, Verified, VerifyStep,
+};
 pub use tensor_file::TensorFolder;
