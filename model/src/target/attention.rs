@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use super::kernels::{exp, wide};
+use super::kernels::{Kernel, exp, wide};
 use super::small_matmul::{Matrix, multiply_add};
 
 /// Positions of a block.
@@ -112,13 +112,11 @@ impl HeadCache {
                 BLOCK,
                 (count - skip, dim, BLOCK),
             );
-            wide(|| {
-                for r in skip..count {
-                    let seen = BLOCK.min(start + r / group + 1 - first);
-                    let row = &mut scores[(r - skip) * BLOCK..][..BLOCK];
-                    softmax_step(row, seen, &mut peaks[r], &mut totals[r], &mut out[r * dim..][..dim]);
-                }
-            });
+            for r in skip..count {
+                let seen = BLOCK.min(start + r / group + 1 - first);
+                let row = &mut scores[(r - skip) * BLOCK..][..BLOCK];
+                wide::<SoftmaxStep>((row, seen, &mut peaks[r], &mut totals[r], &mut out[r * dim..][..dim]));
+            }
             let depth = BLOCK.min(end - first);
             let values = &self.values[first * dim..][..depth * dim];
             let out = &mut out[skip * dim..];
@@ -130,50 +128,60 @@ impl HeadCache {
                 (count - skip, depth, dim),
             );
         }
-        wide(|| {
-            for (out, total) in out.chunks_exact_mut(dim).zip(&totals) {
-                let inverse = 1.0 / total;
-                for out in out {
-                    *out *= inverse;
-                }
-            }
-        });
+        for (out, total) in out.chunks_exact_mut(dim).zip(&totals) {
+            wide::<ScaleRow>((out, 1.0 / total));
+        }
+    }
+}
+
+struct ScaleRow;
+
+impl Kernel for ScaleRow {
+    type Args<'a> = (&'a mut [f32], f32);
+
+    #[inline(always)]
+    fn run((row, factor): Self::Args<'_>) {
+        for x in row {
+            *x *= factor;
+        }
     }
 }
 
 /// Turns one row of a block's scores into weights relative to the running maximum and rescales what came before.
-#[inline(always)]
-fn softmax_step(row: &mut [f32], seen: usize, peak: &mut f32, total: &mut f32, out: &mut [f32]) {
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    for s in &mut row[seen..] {
-        *s = f32::NEG_INFINITY;
-    }
-    for chunk in row.chunks_exact(16) {
-        for (lane, s) in lanes.iter_mut().zip(chunk) {
-            *lane = if *s > *lane { *s } else { *lane };
+struct SoftmaxStep;
+
+impl Kernel for SoftmaxStep {
+    type Args<'a> = (&'a mut [f32], usize, &'a mut f32, &'a mut f32, &'a mut [f32]);
+
+    #[inline(always)]
+    fn run((row, seen, peak, total, out): Self::Args<'_>) {
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        for s in &mut row[seen..] {
+            *s = f32::NEG_INFINITY;
         }
-    }
-    let peak_here = lanes.iter().fold(*peak, |a, b| if *b > a { *b } else { a });
-    if peak_here > *peak {
-        let shrink = exp(*peak - peak_here);
-        *total *= shrink;
-        for out in out.iter_mut() {
-            *out *= shrink;
+        for chunk in row.chunks_exact(16) {
+            for (lane, s) in lanes.iter_mut().zip(chunk) {
+                *lane = if *s > *lane { *s } else { *lane };
+            }
         }
-        *peak = peak_here;
-    }
-    for s in row.iter_mut() {
-        *s = exp(*s - peak_here);
-    }
-    // exp saturates just above zero; what is not visible must weigh exactly nothing
-    row[seen..].fill(0.0);
-    let mut sums = [0f32; 16];
-    for chunk in row.chunks_exact(16) {
-        for (sum, s) in sums.iter_mut().zip(chunk) {
-            *sum += *s;
+        let peak_here = lanes.iter().fold(*peak, |a, b| if *b > a { *b } else { a });
+        if peak_here > *peak {
+            let shrink = exp(*peak - peak_here);
+            *total *= shrink;
+            ScaleRow::run((out, shrink));
+            *peak = peak_here;
         }
+        for s in row.iter_mut() {
+            *s = exp(*s - peak_here);
+        }
+        let mut sums = [0f32; 16];
+        for chunk in row.chunks_exact(16) {
+            for (sum, s) in sums.iter_mut().zip(chunk) {
+                *sum += *s;
+            }
+        }
+        *total += sums.iter().sum::<f32>();
     }
-    *total += sums.iter().sum::<f32>();
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 use super::attention::KvCache;
 use super::config::{GateActivation, LinearConfig, Mixer, TargetConfig};
 use super::kernels::{
-    add, conv_silu, each_row, rms_norm, rms_norm_row, rope_row, rope_table, sigmoid, silu, softplus, swiglu, wide,
+    Heads, NormAndRotate, RmsNormRow, SigmoidGateInPlace, SigmoidGateRow, SiluGateInPlace, add, conv_silu, each_row,
+    rms_norm, rope_table, sigmoid, softplus, swiglu, wide,
 };
 use super::packed::Packed;
 use super::small_matmul::Matrix;
@@ -287,13 +288,17 @@ impl CpuTarget {
 
         let mut keys = vec![0f32; rows * kv_heads * dim];
         each_row(&mut keys, kv_heads * dim, |t, out| {
-            let source = &projected[t * stride + keys_at..][..kv_heads * dim];
             let (cos, sin) = angles(t);
-            wide(|| {
-                for (out, key) in out.chunks_exact_mut(dim).zip(source.chunks_exact(dim)) {
-                    rms_norm_row(key, key_norm, eps, out);
-                    rope_row(out, cos, sin);
-                }
+            let source = &projected[t * stride + keys_at..];
+            wide::<NormAndRotate>(Heads {
+                source,
+                stride: dim,
+                norm: key_norm,
+                eps,
+                scale: 1.0,
+                cos,
+                sin,
+                out,
             });
         });
         let keys = self.settle(keys);
@@ -309,34 +314,30 @@ impl CpuTarget {
         each_row(&mut queries, group * dim, |i, out| {
             let (kv, t) = (i / rows, i % rows);
             let (cos, sin) = angles(t);
-            wide(|| {
-                for (g, out) in out.chunks_exact_mut(dim).enumerate() {
-                    let query = &projected[t * stride + (kv * group + g) * per_head..][..dim];
-                    rms_norm_row(query, query_norm, eps, out);
-                    rope_row(out, cos, sin);
-                    for x in out.iter_mut() {
-                        *x *= scale;
-                    }
-                }
+            let source = &projected[t * stride + kv * group * per_head..];
+            wide::<NormAndRotate>(Heads {
+                source,
+                stride: per_head,
+                norm: query_norm,
+                eps,
+                scale,
+                cos,
+                sin,
+                out,
             });
         });
         let attended = self.settle(cache.attend(start, &queries, group));
         let mut flat = vec![0f32; rows * heads * dim];
         each_row(&mut flat, heads * dim, |t, out| {
-            wide(|| {
-                for (h, out) in out.chunks_exact_mut(dim).enumerate() {
-                    let (kv, g) = (h / group, h % group);
-                    let from = &attended[((kv * rows + t) * group + g) * dim..][..dim];
-                    if self.config.qwen3_5 {
-                        let gate = &projected[t * stride + h * per_head + dim..][..dim];
-                        for ((out, x), gate) in out.iter_mut().zip(from).zip(gate) {
-                            *out = x * sigmoid(*gate);
-                        }
-                    } else {
-                        out.copy_from_slice(from);
-                    }
+            for (h, out) in out.chunks_exact_mut(dim).enumerate() {
+                let from = &attended[((h / group * rows + t) * group + h % group) * dim..][..dim];
+                if self.config.qwen3_5 {
+                    let gate = &projected[t * stride + h * per_head + dim..][..dim];
+                    wide::<SigmoidGateRow>((gate, from, out));
+                } else {
+                    out.copy_from_slice(from);
                 }
-            });
+            }
         });
         self.settle(output.product(&self.settle(flat)))
     }
@@ -405,23 +406,13 @@ impl CpuTarget {
         let mut gated = vec![0f32; rows * values];
         each_row(&mut gated, values, |t, out| {
             let gates = &projected[t * stride + channels..][..values];
-            wide(|| {
-                for (h, (out, gate)) in out.chunks_exact_mut(dv).zip(gates.chunks_exact(dv)).enumerate() {
-                    rms_norm_row(&read[(h * rows + t) * dv..][..dv], norm, eps, out);
-                    match shape.gate {
-                        GateActivation::Silu => {
-                            for (out, gate) in out.iter_mut().zip(gate) {
-                                *out *= silu(*gate);
-                            }
-                        }
-                        GateActivation::Sigmoid => {
-                            for (out, gate) in out.iter_mut().zip(gate) {
-                                *out *= sigmoid(*gate);
-                            }
-                        }
-                    }
+            for (h, (out, gate)) in out.chunks_exact_mut(dv).zip(gates.chunks_exact(dv)).enumerate() {
+                wide::<RmsNormRow>((&read[(h * rows + t) * dv..][..dv], norm, eps, &mut *out));
+                match shape.gate {
+                    GateActivation::Silu => wide::<SiluGateInPlace>((gate, out)),
+                    GateActivation::Sigmoid => wide::<SigmoidGateInPlace>((gate, out)),
                 }
-            });
+            }
         });
         let mixed = self.settle(output.product(&self.settle(gated)));
         if keep {

@@ -16,7 +16,7 @@
 use rayon::prelude::*;
 
 use super::config::LinearConfig;
-use super::kernels::{exp, sum_of_squares, wide};
+use super::kernels::{Kernel, decay, exp, sum_of_squares, wide};
 use super::small_matmul::{Matrix, multiply_add};
 
 /// Up to this many rows the step form runs: decode and verify passes share it.
@@ -68,7 +68,7 @@ pub(crate) fn run(shape: &LinearConfig, inputs: Inputs<'_>, state: &mut [f32], c
             rows,
         };
         if chunk == 0 {
-            wide(|| steps(&rows_of, state, out, deltas, keys));
+            wide::<Steps>((&rows_of, state, out, deltas, keys));
         } else {
             chunks(&rows_of, chunk, state, out, deltas, keys);
         }
@@ -111,20 +111,30 @@ pub(crate) fn fold(shape: &LinearConfig, stash: &Stash, n: usize, state: &mut [f
         for t in 0..n {
             let key = &stash.keys[(head / group * rows + t) * dk..][..dk];
             let delta = &stash.deltas[(head * rows + t) * dv..][..dv];
-            let decay = stash.decays[t * nv + head].exp();
-            wide(|| {
-                for (row, k) in state.chunks_exact_mut(dv).zip(key) {
-                    for (s, delta) in row.iter_mut().zip(delta) {
-                        *s = *s * decay + k * delta;
-                    }
-                }
-            });
+            let decay = decay(f64::from(stash.decays[t * nv + head]));
+            wide::<WriteRow>((state, key, delta, decay));
         }
     };
     if n * nv * dk * dv < PARALLEL_CELLS {
         state.chunks_exact_mut(dk * dv).enumerate().for_each(work);
     } else {
         state.par_chunks_exact_mut(dk * dv).enumerate().for_each(work);
+    }
+}
+
+/// S <- decay S + k delta^T.
+struct WriteRow;
+
+impl Kernel for WriteRow {
+    type Args<'a> = (&'a mut [f32], &'a [f32], &'a [f32], f32);
+
+    #[inline(always)]
+    fn run((state, key, delta, decay): Self::Args<'_>) {
+        for (row, k) in state.chunks_exact_mut(delta.len()).zip(key) {
+            for (s, delta) in row.iter_mut().zip(delta) {
+                *s = *s * decay + k * delta;
+            }
+        }
     }
 }
 
@@ -183,31 +193,37 @@ fn unit(x: &[f32], scale: f32, out: &mut [f32]) {
     }
 }
 
-#[inline(always)]
-fn steps(of: &Rows<'_>, state: &mut [f32], out: &mut [f32], deltas: &mut [f32], keys: &mut [f32]) {
-    let (dk, dv, rows) = (of.shape.key_dim, of.shape.value_dim, of.rows);
-    let mut query = vec![0f32; dk];
-    for (t, key) in keys.chunks_exact_mut(dk).enumerate() {
-        of.key(t, key);
-        of.query(t, &mut query);
-        for j in 0..of.group() {
-            let state = &mut state[j * dk * dv..][..dk * dv];
-            let delta = &mut deltas[(j * rows + t) * dv..][..dv];
-            let out = &mut out[(j * rows + t) * dv..][..dv];
-            let (g, beta) = of.gates(t, j);
-            let decay = g.exp();
-            for (row, k) in state.chunks_exact(dv).zip(key.iter()) {
-                for (sum, s) in delta.iter_mut().zip(row) {
-                    *sum += *k * (*s * decay);
+struct Steps;
+
+impl Kernel for Steps {
+    type Args<'a> = (&'a Rows<'a>, &'a mut [f32], &'a mut [f32], &'a mut [f32], &'a mut [f32]);
+
+    #[inline(always)]
+    fn run((of, state, out, deltas, keys): Self::Args<'_>) {
+        let (dk, dv, rows) = (of.shape.key_dim, of.shape.value_dim, of.rows);
+        let mut query = vec![0f32; dk];
+        for (t, key) in keys.chunks_exact_mut(dk).enumerate() {
+            of.key(t, key);
+            of.query(t, &mut query);
+            for j in 0..of.group() {
+                let state = &mut state[j * dk * dv..][..dk * dv];
+                let delta = &mut deltas[(j * rows + t) * dv..][..dv];
+                let out = &mut out[(j * rows + t) * dv..][..dv];
+                let (g, beta) = of.gates(t, j);
+                let decay = decay(f64::from(g));
+                for (row, k) in state.chunks_exact(dv).zip(key.iter()) {
+                    for (sum, s) in delta.iter_mut().zip(row) {
+                        *sum += *k * (*s * decay);
+                    }
                 }
-            }
-            for (delta, v) in delta.iter_mut().zip(of.value(t, j)) {
-                *delta = beta * (v - *delta);
-            }
-            for ((row, k), q) in state.chunks_exact_mut(dv).zip(key.iter()).zip(&query) {
-                for ((s, delta), o) in row.iter_mut().zip(delta.iter()).zip(out.iter_mut()) {
-                    *s = *s * decay + k * delta;
-                    *o += q * *s;
+                for (delta, v) in delta.iter_mut().zip(of.value(t, j)) {
+                    *delta = beta * (v - *delta);
+                }
+                for ((row, k), q) in state.chunks_exact_mut(dv).zip(key.iter()).zip(&query) {
+                    for ((s, delta), o) in row.iter_mut().zip(delta.iter()).zip(out.iter_mut()) {
+                        *s = *s * decay + k * delta;
+                        *o += q * *s;
+                    }
                 }
             }
         }
@@ -227,12 +243,7 @@ fn chunks(of: &Rows<'_>, chunk: usize, state: &mut [f32], out: &mut [f32], delta
         let n = chunk.min(rows - start);
         let keys = &mut keys[start * dk..(start + n) * dk];
         let queries = &mut queries[..n * dk];
-        wide(|| {
-            for t in 0..n {
-                of.key(start + t, &mut keys[t * dk..][..dk]);
-                of.query(start + t, &mut queries[t * dk..][..dk]);
-            }
-        });
+        wide::<Gather>((of, start, keys, queries));
         for (i, row) in keys_t.chunks_exact_mut(chunk).enumerate() {
             for (t, slot) in row[..n].iter_mut().enumerate() {
                 *slot = keys[t * dk + i];
@@ -252,66 +263,124 @@ fn chunks(of: &Rows<'_>, chunk: usize, state: &mut [f32], out: &mut [f32], delta
                 sum += f64::from(g);
                 (sums[t], betas[t]) = (sum, beta);
             }
-            wide(|| decayed_products(n, chunk, (&sums, &betas), (&kk, &qk), (&mut a, &mut p)));
+            let products = ChunkProducts {
+                n,
+                chunk,
+                sums: &sums,
+                betas: &betas,
+                kk: &kk,
+                qk: &qk,
+                a: &mut a,
+                p: &mut p,
+            };
+            wide::<DecayedProducts>(products);
             // u = beta (v - e^c K S0) and o = e^c Q S0, through the raw products
             multiply_add(Matrix(keys, dk), Matrix(state, dv), u, dv, (n, dk, dv));
             multiply_add(Matrix(queries, dk), Matrix(state, dv), o, dv, (n, dk, dv));
-            wide(|| {
-                for t in 0..n {
-                    let (grown, beta) = (sums[t].exp() as f32, betas[t]);
-                    for (u, v) in u[t * dv..][..dv].iter_mut().zip(of.value(start + t, j)) {
-                        *u = beta * (v - grown * *u);
-                    }
-                    for o in &mut o[t * dv..][..dv] {
-                        *o *= grown;
-                    }
-                }
-            });
+            for t in 0..n {
+                let row = t * dv..(t + 1) * dv;
+                let factors = (decay(sums[t]), betas[t]);
+                wide::<FinishRows>((&mut u[row.clone()], &mut o[row], of.value(start + t, j), factors));
+            }
             substitute(&a, chunk, u, dv, n);
             multiply_add(Matrix(&p, chunk), Matrix(u, dv), o, dv, (n, n, dv));
             let last = sums[n - 1];
-            wide(|| {
-                let kept = last.exp() as f32;
-                for s in state.iter_mut() {
-                    *s *= kept;
-                }
-                for t in 0..n {
-                    betas[t] = (last - sums[t]).exp() as f32;
-                }
-                for (scaled, plain) in scaled_t.chunks_exact_mut(chunk).zip(keys_t.chunks_exact(chunk)) {
-                    for ((scaled, plain), factor) in scaled[..n].iter_mut().zip(plain).zip(&betas) {
-                        *scaled = plain * factor;
-                    }
-                }
-            });
+            for (factor, sum) in betas[..n].iter_mut().zip(&sums) {
+                *factor = decay(last - sum);
+            }
+            wide::<ScaleRows>((state, decay(last), &keys_t, &mut scaled_t, &betas[..n], chunk));
             multiply_add(Matrix(&scaled_t, chunk), Matrix(u, dv), state, dv, (dk, n, dv));
         }
     }
 }
 
-/// a = -strict_lower(beta K K^T o D), p = lower(Q K^T o D); rows are `chunk` apart.
-#[inline(always)]
-fn decayed_products(
+struct Gather;
+
+impl Kernel for Gather {
+    type Args<'a> = (&'a Rows<'a>, usize, &'a mut [f32], &'a mut [f32]);
+
+    #[inline(always)]
+    fn run((of, start, keys, queries): Self::Args<'_>) {
+        let dk = of.shape.key_dim;
+        for (t, (key, query)) in keys.chunks_exact_mut(dk).zip(queries.chunks_exact_mut(dk)).enumerate() {
+            of.key(start + t, key);
+            of.query(start + t, query);
+        }
+    }
+}
+
+/// u = beta (v - e^c u), o = e^c o: one row of the right-hand side and of what S0 contributes to the output.
+struct FinishRows;
+
+impl Kernel for FinishRows {
+    type Args<'a> = (&'a mut [f32], &'a mut [f32], &'a [f32], (f32, f32));
+
+    #[inline(always)]
+    fn run((u, o, value, (grown, beta)): Self::Args<'_>) {
+        for (u, v) in u.iter_mut().zip(value) {
+            *u = beta * (v - grown * *u);
+        }
+        for o in o {
+            *o *= grown;
+        }
+    }
+}
+
+/// S times its decay over the chunk, and K^T with each column times its decay to the chunk's end.
+struct ScaleRows;
+
+impl Kernel for ScaleRows {
+    type Args<'a> = (&'a mut [f32], f32, &'a [f32], &'a mut [f32], &'a [f32], usize);
+
+    #[inline(always)]
+    fn run((state, kept, keys_t, scaled_t, factors, chunk): Self::Args<'_>) {
+        for s in state {
+            *s *= kept;
+        }
+        for (scaled, plain) in scaled_t.chunks_exact_mut(chunk).zip(keys_t.chunks_exact(chunk)) {
+            for ((scaled, plain), factor) in scaled.iter_mut().zip(plain).zip(factors) {
+                *scaled = plain * factor;
+            }
+        }
+    }
+}
+
+/// a = -strict_lower(beta K K^T o D), p = lower(Q K^T o D), n x n with rows `chunk` apart.
+struct ChunkProducts<'a> {
     n: usize,
     chunk: usize,
-    (sums, betas): (&[f64], &[f32]),
-    (kk, qk): (&[f32], &[f32]),
-    (a, p): (&mut [f32], &mut [f32]),
-) {
-    for t in 0..n {
-        let row = t * chunk..t * chunk + n;
-        let (a, p) = (&mut a[row.clone()], &mut p[row.clone()]);
-        let (kk, qk) = (&kk[row.clone()], &qk[row]);
-        // only s <= t is read: the other differences are positive and could overflow
-        for s in 0..=t {
-            let decay = exp((sums[t] - sums[s]) as f32);
-            a[s] = -betas[t] * kk[s] * decay;
-            p[s] = qk[s] * decay;
+    sums: &'a [f64],
+    betas: &'a [f32],
+    kk: &'a [f32],
+    qk: &'a [f32],
+    a: &'a mut [f32],
+    p: &'a mut [f32],
+}
+
+struct DecayedProducts;
+
+impl Kernel for DecayedProducts {
+    type Args<'a> = ChunkProducts<'a>;
+
+    #[inline(always)]
+    fn run(x: Self::Args<'_>) {
+        for t in 0..x.n {
+            let row = t * x.chunk..t * x.chunk + x.n;
+            let (a, p) = (&mut x.a[row.clone()], &mut x.p[row.clone()]);
+            let (before_a, rest_a) = a.split_at_mut(t);
+            let (before_p, rest_p) = p.split_at_mut(t);
+            let (sum, beta) = (x.sums[t], -x.betas[t]);
+            // only s < t is read: the later differences are positive and could overflow
+            let earlier = x.sums.iter().zip(&x.kk[row.clone()]).zip(&x.qk[row.clone()]);
+            for ((a, p), ((earlier, kk), qk)) in before_a.iter_mut().zip(before_p).zip(earlier) {
+                let decay = exp((sum - earlier) as f32);
+                *a = beta * kk * decay;
+                *p = qk * decay;
+            }
+            rest_a.fill(0.0);
+            rest_p.fill(0.0);
+            rest_p[0] = x.qk[row][t];
         }
-        a[t] = 0.0;
-        p[t] = qk[t];
-        a[t + 1..].fill(0.0);
-        p[t + 1..].fill(0.0);
     }
 }
 
@@ -325,17 +394,26 @@ fn substitute(a: &[f32], chunk: usize, u: &mut [f32], dv: usize, n: usize) {
             let left = Matrix(&a[first * chunk..], chunk);
             multiply_add(left, Matrix(solved, dv), rest, dv, (last - first, first, dv));
         }
-        wide(|| {
-            for t in first + 1..last {
-                let (before, row) = rest.split_at_mut((t - first) * dv);
-                for (s, earlier) in before.chunks_exact(dv).enumerate() {
-                    let factor = a[t * chunk + first + s];
-                    for (u, earlier) in row[..dv].iter_mut().zip(earlier) {
-                        *u += factor * earlier;
-                    }
+        wide::<SubstituteBlock>((&a[first * chunk + first..], chunk, rest, dv, last - first));
+    }
+}
+
+/// The rows of one diagonal block, one after the other.
+struct SubstituteBlock;
+
+impl Kernel for SubstituteBlock {
+    type Args<'a> = (&'a [f32], usize, &'a mut [f32], usize, usize);
+
+    #[inline(always)]
+    fn run((a, chunk, u, dv, rows): Self::Args<'_>) {
+        for t in 1..rows {
+            let (before, row) = u.split_at_mut(t * dv);
+            for (factor, earlier) in a[t * chunk..][..t].iter().zip(before.chunks_exact(dv)) {
+                for (u, earlier) in row[..dv].iter_mut().zip(earlier) {
+                    *u += factor * earlier;
                 }
             }
-        });
+        }
     }
 }
 

@@ -6,19 +6,27 @@
 
 use rayon::prelude::*;
 
-/// Runs a loop with the widest vector unit of this machine. The closure must be `#[inline(always)]`-friendly: loops
-/// over slices and the inlined helpers of this file.
+/// A loop that [`wide`] runs. A type rather than a closure or a function value: `run` is called by its name and so is
+/// inlined into the function that is compiled for the wide unit; a closure's body may stay outside, compiled for any x86.
+pub(crate) trait Kernel {
+    /// What the loop works on.
+    type Args<'a>;
+    /// The loop; every implementation is `#[inline(always)]`.
+    fn run(args: Self::Args<'_>);
+}
+
+/// Runs a kernel with the widest vector unit of this machine.
 #[inline(always)]
-pub(crate) fn wide<R>(work: impl FnOnce() -> R) -> R {
-    struct Work<F>(F);
-    impl<R, F: FnOnce() -> R> pulp::NullaryFnOnce for Work<F> {
-        type Output = R;
+pub(crate) fn wide<K: Kernel>(args: K::Args<'_>) {
+    struct Work<'a, K: Kernel>(K::Args<'a>);
+    impl<K: Kernel> pulp::NullaryFnOnce for Work<'_, K> {
+        type Output = ();
         #[inline(always)]
-        fn call(self) -> R {
-            (self.0)()
+        fn call(self) {
+            K::run(self.0);
         }
     }
-    pulp::Arch::new().dispatch(Work(work))
+    pulp::Arch::new().dispatch(Work::<K>(args));
 }
 
 /// Calls `row(index, out_row)` for each row of `out` ([rows, width]), on several threads when the whole is worth it.
@@ -39,12 +47,15 @@ pub(crate) fn each_row(out: &mut [f32], width: usize, row: impl Fn(usize, &mut [
 /// Below this many output floats a thread hand-over costs more than it saves.
 const PARALLEL_FLOATS: usize = 16 * 1024;
 
-/// e^x to about 2 ulp; inputs below -87.3 give 0 or nearly so, above 88.3 a huge finite number.
+/// e^x to about 2 ulp; exactly 0 below -70, a huge finite number above 88.
+///
+/// What is 4e-31 of its neighbours adds nothing to an f32 sum, but as a denormal it would slow every product it is in.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     // x = n ln 2 + r with |r| <= ln 2 / 2: adding 1.5 * 2^23 rounds n to the nearest integer in the low mantissa bits
     const ROUND: f32 = 12_582_912.0;
-    let x = x.clamp(-87.0, 88.0);
+    let small = x < SMALLEST_EXPONENT;
+    let x = x.clamp(SMALLEST_EXPONENT, 88.0);
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = x - n * 0.693_359_375;
@@ -57,8 +68,19 @@ pub(crate) fn exp(x: f32) -> f32 {
     p = p * r + 0.5;
     let value = p * r * r + r + 1.0;
     let scale = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
-    value * scale
+    if small { 0.0 } else { value * scale }
 }
+
+/// e^x for a log decay x <= 0, as exact as the library's, with the cut of [`exp`].
+pub(crate) fn decay(x: f64) -> f32 {
+    if x < f64::from(SMALLEST_EXPONENT) {
+        0.0
+    } else {
+        x.exp() as f32
+    }
+}
+
+const SMALLEST_EXPONENT: f32 = -70.0;
 
 /// 1 / (1 + e^-x).
 #[inline(always)]
@@ -95,11 +117,17 @@ pub(crate) fn sum_of_squares(x: &[f32]) -> f32 {
 }
 
 /// out = x * rsqrt(mean(x^2) + eps) * scale, one row.
-#[inline(always)]
-pub(crate) fn rms_norm_row(x: &[f32], scale: &[f32], eps: f32, out: &mut [f32]) {
-    let inverse = 1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt();
-    for ((out, x), scale) in out.iter_mut().zip(x).zip(scale) {
-        *out = x * inverse * scale;
+pub(crate) struct RmsNormRow;
+
+impl Kernel for RmsNormRow {
+    type Args<'a> = (&'a [f32], &'a [f32], f32, &'a mut [f32]);
+
+    #[inline(always)]
+    fn run((x, scale, eps, out): Self::Args<'_>) {
+        let inverse = 1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt();
+        for ((out, x), scale) in out.iter_mut().zip(x).zip(scale) {
+            *out = x * inverse * scale;
+        }
     }
 }
 
@@ -108,18 +136,27 @@ pub(crate) fn rms_norm(x: &[f32], scale: &[f32], eps: f32) -> Vec<f32> {
     let width = scale.len();
     let mut out = vec![0.0; x.len()];
     each_row(&mut out, width, |i, out| {
-        wide(|| rms_norm_row(&x[i * width..][..width], scale, eps, out))
+        wide::<RmsNormRow>((&x[i * width..][..width], scale, eps, out))
     });
     out
 }
 
 /// sum += x.
 pub(crate) fn add(sum: &mut [f32], x: &[f32]) {
-    wide(|| {
+    wide::<AddRow>((sum, x));
+}
+
+struct AddRow;
+
+impl Kernel for AddRow {
+    type Args<'a> = (&'a mut [f32], &'a [f32]);
+
+    #[inline(always)]
+    fn run((sum, x): Self::Args<'_>) {
         for (sum, x) in sum.iter_mut().zip(x) {
             *sum += x;
         }
-    });
+    }
 }
 
 /// silu(gate) * up for rows [gate | up] of width 2 I; the result is [rows, I].
@@ -127,13 +164,65 @@ pub(crate) fn swiglu(gate_up: &[f32], width: usize) -> Vec<f32> {
     let mut out = vec![0.0; gate_up.len() / 2];
     each_row(&mut out, width, |i, out| {
         let (gate, up) = gate_up[2 * i * width..][..2 * width].split_at(width);
-        wide(|| {
-            for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-                *out = silu(*gate) * up;
-            }
-        });
+        wide::<SiluGateRow>((gate, up, out));
     });
     out
+}
+
+/// out = silu(gate) * x.
+pub(crate) struct SiluGateRow;
+
+impl Kernel for SiluGateRow {
+    type Args<'a> = (&'a [f32], &'a [f32], &'a mut [f32]);
+
+    #[inline(always)]
+    fn run((gate, x, out): Self::Args<'_>) {
+        for ((out, gate), x) in out.iter_mut().zip(gate).zip(x) {
+            *out = silu(*gate) * x;
+        }
+    }
+}
+
+/// out = sigmoid(gate) * x.
+pub(crate) struct SigmoidGateRow;
+
+impl Kernel for SigmoidGateRow {
+    type Args<'a> = (&'a [f32], &'a [f32], &'a mut [f32]);
+
+    #[inline(always)]
+    fn run((gate, x, out): Self::Args<'_>) {
+        for ((out, gate), x) in out.iter_mut().zip(gate).zip(x) {
+            *out = sigmoid(*gate) * x;
+        }
+    }
+}
+
+/// out *= silu(gate).
+pub(crate) struct SiluGateInPlace;
+
+impl Kernel for SiluGateInPlace {
+    type Args<'a> = (&'a [f32], &'a mut [f32]);
+
+    #[inline(always)]
+    fn run((gate, out): Self::Args<'_>) {
+        for (out, gate) in out.iter_mut().zip(gate) {
+            *out *= silu(*gate);
+        }
+    }
+}
+
+/// out *= sigmoid(gate).
+pub(crate) struct SigmoidGateInPlace;
+
+impl Kernel for SigmoidGateInPlace {
+    type Args<'a> = (&'a [f32], &'a mut [f32]);
+
+    #[inline(always)]
+    fn run((gate, out): Self::Args<'_>) {
+        for (out, gate) in out.iter_mut().zip(gate) {
+            *out *= sigmoid(*gate);
+        }
+    }
 }
 
 /// Depthwise causal convolution and SiLU: out[t] = silu(sum over j of taps[j] * u[t + j]), j from the oldest.
@@ -144,26 +233,35 @@ pub(crate) fn conv_silu(u: &[f32], taps: &[f32], channels: usize) -> Vec<f32> {
     let rows = u.len() / channels + 1 - width;
     let mut out = vec![0.0; rows * channels];
     each_row(&mut out, channels, |t, out| {
-        wide(|| {
-            if let Some((taps, u)) = four_rows(taps, &u[t * channels..], channels) {
-                for (c, out) in out.iter_mut().enumerate() {
-                    let sum = taps[0][c] * u[0][c] + taps[1][c] * u[1][c];
-                    *out = silu(sum + taps[2][c] * u[2][c] + taps[3][c] * u[3][c]);
-                }
-                return;
-            }
-            for j in 0..width {
-                let (taps, u) = (&taps[j * channels..][..channels], &u[(t + j) * channels..][..channels]);
-                for ((out, tap), u) in out.iter_mut().zip(taps).zip(u) {
-                    *out += tap * u;
-                }
-            }
-            for out in out.iter_mut() {
-                *out = silu(*out);
-            }
-        });
+        wide::<ConvRow>((&u[t * channels..], taps, out))
     });
     out
+}
+
+struct ConvRow;
+
+impl Kernel for ConvRow {
+    type Args<'a> = (&'a [f32], &'a [f32], &'a mut [f32]);
+
+    #[inline(always)]
+    fn run((u, taps, out): Self::Args<'_>) {
+        let channels = out.len();
+        if let Some((taps, u)) = four_rows(taps, u, channels) {
+            for (c, out) in out.iter_mut().enumerate() {
+                let sum = taps[0][c] * u[0][c] + taps[1][c] * u[1][c];
+                *out = silu(sum + taps[2][c] * u[2][c] + taps[3][c] * u[3][c]);
+            }
+            return;
+        }
+        for (taps, u) in taps.chunks_exact(channels).zip(u.chunks_exact(channels)) {
+            for ((out, tap), u) in out.iter_mut().zip(taps).zip(u) {
+                *out += tap * u;
+            }
+        }
+        for out in out.iter_mut() {
+            *out = silu(*out);
+        }
+    }
 }
 
 type FourRows<'a> = [&'a [f32]; 4];
@@ -189,12 +287,47 @@ pub(crate) fn rope_table(start: usize, rows: usize, half: usize, theta: f64) -> 
     )
 }
 
-/// Rotates channels j and j + half of one head by the angles of its position; channels past 2 half stay.
-#[inline(always)]
-pub(crate) fn rope_row(head: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (first, rest) = head.split_at_mut(cos.len());
-    for (((a, b), cos), sin) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
-        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+/// One position's heads on their way to attention.
+pub(crate) struct Heads<'a> {
+    /// Projections of the position; head i starts at i * `stride`.
+    pub(crate) source: &'a [f32],
+    pub(crate) stride: usize,
+    /// Norm scale, [D].
+    pub(crate) norm: &'a [f32],
+    pub(crate) eps: f32,
+    /// Multiplies the result.
+    pub(crate) scale: f32,
+    /// Angles of the position, rotary dim / 2 each.
+    pub(crate) cos: &'a [f32],
+    pub(crate) sin: &'a [f32],
+    /// [heads, D].
+    pub(crate) out: &'a mut [f32],
+}
+
+/// Norm of each head, then rotation of channels j and j + half by the position's angles; channels past 2 half stay.
+pub(crate) struct NormAndRotate;
+
+impl Kernel for NormAndRotate {
+    type Args<'a> = Heads<'a>;
+
+    #[inline(always)]
+    fn run(heads: Self::Args<'_>) {
+        let (dim, half) = (heads.norm.len(), heads.cos.len());
+        for (i, out) in heads.out.chunks_exact_mut(dim).enumerate() {
+            RmsNormRow::run((
+                &heads.source[i * heads.stride..][..dim],
+                heads.norm,
+                heads.eps,
+                &mut *out,
+            ));
+            let (first, second) = out[..2 * half].split_at_mut(half);
+            for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(heads.cos).zip(heads.sin) {
+                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+            }
+            for x in out {
+                *x *= heads.scale;
+            }
+        }
     }
 }
 
@@ -203,14 +336,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exp_is_within_three_ulp_and_saturates() {
-        for i in -8600..8700 {
+    fn exp_is_within_three_epsilon_and_saturates() {
+        for i in -7000..8700 {
             let x = i as f32 * 0.01;
             let exact = f64::from(x).exp();
             let error = (f64::from(exp(x)) - exact).abs() / exact;
             assert!(error < 3.0 * f64::from(f32::EPSILON), "exp({x}) off by {error:e}");
         }
-        assert!(exp(-1e30) < 1e-37 && exp(1e30).is_finite());
+        assert!(exp(-70.1) == 0.0 && exp(-1e30) == 0.0 && exp(1e30).is_finite() && exp(f32::NAN).is_nan());
     }
 
     #[test]

@@ -185,7 +185,13 @@ impl Tiles {
             if width == 1 {
                 values.extend_from_slice(tile);
             } else {
-                values.extend((0..k).flat_map(|i| (0..width).map(move |r| tile[r * k + i])));
+                let from = values.len();
+                values.resize(from + tile.len(), 0.0);
+                for (r, row) in tile.chunks_exact(k).enumerate() {
+                    for (slot, x) in values[from + r..].iter_mut().step_by(width).zip(row) {
+                        *slot = *x;
+                    }
+                }
             }
         }
         Self { values, rows, k }
@@ -322,7 +328,10 @@ fn tile<S: Simd, R: PanelRows, const M: usize>(
         for (r, sums) in sums.iter().enumerate() {
             let out = &mut out[r * at.stride + at.from..][..at.width];
             for (sum, column) in sums.iter().zip(columns) {
-                if column < at.width {
+                if column + lanes <= at.width {
+                    let (vectors, _) = S::as_mut_simd_f32s(&mut out[column..][..lanes]);
+                    vectors[0] = *sum;
+                } else if column < at.width {
                     simd.partial_store_f32s(&mut out[column..], *sum);
                 }
             }
