@@ -3,6 +3,10 @@
 //! The cache of one key/value head is a list of blocks of 64 positions: keys transposed [D][64], so that the scores
 //! of a block are plain multiply-adds over 64 lanes, and values [64][D]. A query walks the blocks in order and blocks
 //! lie at absolute positions, so its result does not depend on how many queries came with it.
+#![expect(
+    clippy::inline_always,
+    reason = "a kernel must be inlined into the function compiled for the wide unit"
+)]
 
 use rayon::prelude::*;
 

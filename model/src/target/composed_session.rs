@@ -2,7 +2,8 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use super::composed::{Cache, ComposedTarget, Pending};
+use super::composed::{Cache, ComposedTarget};
+use super::composed_delta::Pending;
 use super::{DeltaNetState, Forward, LogitRows, Session, Verified, VerifyStep, check_tokens};
 
 /// One sequence and its caches.

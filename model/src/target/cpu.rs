@@ -127,7 +127,7 @@ impl CpuTarget {
                         output: Packed::stack(&[&part("out_proj")?])?,
                     }
                 }
-                _ => {
+                (Mixer::Full, _) | (Mixer::Linear, None) => {
                     let part = |part: &str| get(&name(&format!("self_attn.{part}.weight")));
                     MixerWeights::Full {
                         input: Packed::stack(&[&part("q_proj")?, &part("k_proj")?, &part("v_proj")?])?,
@@ -346,7 +346,7 @@ impl CpuTarget {
         &self,
         weights: &MixerWeights,
         x: &[f32],
-        tail: &mut Vec<f32>,
+        tail: &mut [f32],
         state: &mut Vec<f32>,
         keep: bool,
     ) -> (Vec<f32>, Option<Pending>) {

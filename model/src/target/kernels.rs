@@ -3,6 +3,10 @@
 //! Each row's result depends on that row alone and is summed in one fixed order, so one row of a decode step and
 //! the same row among many come out the same to the bit. Loops are written so that the compiler vectorises them
 //! inside [`wide`], which picks AVX-512, AVX2 or NEON when the program runs.
+#![expect(
+    clippy::inline_always,
+    reason = "a kernel must be inlined into the function compiled for the wide unit"
+)]
 
 use rayon::prelude::*;
 
@@ -58,7 +62,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     let x = x.clamp(SMALLEST_EXPONENT, 88.0);
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
-    let r = x - n * 0.693_359_375;
+    let r = x - n * 0.693_359_4;
     let r = r + n * 2.121_944_4e-4;
     let mut p = 1.987_569_1e-4_f32;
     p = p * r + 1.398_199_9e-3;
@@ -136,7 +140,7 @@ pub(crate) fn rms_norm(x: &[f32], scale: &[f32], eps: f32) -> Vec<f32> {
     let width = scale.len();
     let mut out = vec![0.0; x.len()];
     each_row(&mut out, width, |i, out| {
-        wide::<RmsNormRow>((&x[i * width..][..width], scale, eps, out))
+        wide::<RmsNormRow>((&x[i * width..][..width], scale, eps, out));
     });
     out
 }
@@ -233,7 +237,7 @@ pub(crate) fn conv_silu(u: &[f32], taps: &[f32], channels: usize) -> Vec<f32> {
     let rows = u.len() / channels + 1 - width;
     let mut out = vec![0.0; rows * channels];
     each_row(&mut out, channels, |t, out| {
-        wide::<ConvRow>((&u[t * channels..], taps, out))
+        wide::<ConvRow>((&u[t * channels..], taps, out));
     });
     out
 }

@@ -5,11 +5,13 @@
 
 mod attention;
 mod composed;
+mod composed_delta;
 mod composed_session;
 pub mod config;
 mod cpu;
 mod cpu_session;
 mod delta;
+mod delta_chunk;
 mod kernels;
 mod packed;
 mod small_matmul;
@@ -206,12 +208,8 @@ impl<'s> VerifyStep<'s> {
 
 /// Refuses a tap list that is not strictly increasing below N - 1.
 pub(crate) fn check_taps(taps: &[usize], info: &TargetInfo) -> Result<()> {
-    if let Some(pair) = taps.windows(2).find(|pair| pair[0] >= pair[1]) {
-        bail!(
-            "taps {taps:?}: {} does not come before {}, expected strictly increasing ids",
-            pair[0],
-            pair[1]
-        )
+    if let Some([first, second]) = taps.windows(2).find(|pair| pair[0] >= pair[1]) {
+        bail!("taps {taps:?}: {first} does not come before {second}, expected strictly increasing ids")
     }
     match taps.last() {
         Some(last) if last + 1 >= info.num_layers => bail!(

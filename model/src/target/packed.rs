@@ -7,6 +7,10 @@
 //! Every output element is one chain of multiply-adds over k = 0, 1, 2, ... whatever the number of rows. So a row of a
 //! verify pass equals the same row of a decode step to the bit, and greedy speculative decoding is lossless by
 //! construction.
+#![expect(
+    clippy::inline_always,
+    reason = "a kernel must be inlined into the function compiled for the wide unit"
+)]
 
 use candle_core::{DType, Result, Tensor};
 use pulp::Simd;

@@ -1,6 +1,10 @@
 //! C += A B for small dense f32 matrices that sit in cache: the products inside a chunk and inside attention.
 //!
 //! Each element of C is one chain of multiply-adds over the inner index, in order, whatever the other sizes.
+#![expect(
+    clippy::inline_always,
+    reason = "a kernel must be inlined into the function compiled for the wide unit"
+)]
 
 use pulp::Simd;
 
@@ -55,6 +59,7 @@ impl pulp::WithSimd for Product<'_> {
     }
 }
 
+#[derive(Clone, Copy)]
 struct Corner {
     row: usize,
     from: usize,
@@ -78,6 +83,7 @@ fn tile<S: Simd, const M: usize, const V: usize>(
         let (vectors, _) = S::as_simd_f32s(&c[(at.row + r) * stride + at.from..][..V * lanes]);
         sums[r].copy_from_slice(vectors);
     }
+    #[expect(clippy::needless_range_loop, reason = "i walks M rows of A at once")]
     for i in 0..depth {
         let (row, _) = S::as_simd_f32s(&b.0[i * b.1 + at.from..][..V * lanes]);
         for r in 0..M {

@@ -171,7 +171,7 @@ fn expected(config: &TargetConfig) -> Vec<(String, Vec<usize>)> {
                 add("linear_attn.norm.weight", &[linear.value_dim]);
                 add("linear_attn.out_proj.weight", &[hidden, values]);
             }
-            _ => {
+            (Mixer::Full, _) | (Mixer::Linear, None) => {
                 let d = config.head_dim;
                 let query_rows = config.num_heads * d * if config.qwen3_5 { 2 } else { 1 };
                 add("self_attn.q_proj.weight", &[query_rows, hidden]);
