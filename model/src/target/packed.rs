@@ -305,7 +305,7 @@ fn tile<S: Simd, R: PanelRows, const M: usize>(
 ) {
     let lanes = S::F32_LANES;
     for group in 0..PANEL / (4 * lanes) {
-        let mut sums = [[simd.splat_f32s(0.0); 4]; M];
+        let mut start = [[simd.splat_f32s(0.0); 4]; M];
         let columns = [
             2 * group * lanes,
             (2 * group + 1) * lanes,
@@ -313,22 +313,14 @@ fn tile<S: Simd, R: PanelRows, const M: usize>(
             PANEL / 2 + (2 * group + 1) * lanes,
         ];
         if resume {
-            for (r, sums) in sums.iter_mut().enumerate() {
+            for (r, sums) in start.iter_mut().enumerate() {
                 let out = &out[r * at.stride + at.from..][..at.width];
                 for (sum, column) in sums.iter_mut().zip(columns) {
                     *sum = simd.partial_load_f32s(&out[column.min(at.width)..]);
                 }
             }
         }
-        for (row, x) in panel.chunks_exact(R::WORDS).zip(x.chunks_exact(M)) {
-            let w = R::load(simd, row, group);
-            for r in 0..M {
-                let x = simd.splat_f32s(x[r]);
-                for v in 0..4 {
-                    sums[r][v] = simd.mul_add_f32s(x, w[v], sums[r][v]);
-                }
-            }
-        }
+        let sums = accumulate::<S, R, M>(simd, panel, x, group, start);
         for (r, sums) in sums.iter().enumerate() {
             let out = &mut out[r * at.stride + at.from..][..at.width];
             for (sum, column) in sums.iter().zip(columns) {
@@ -341,6 +333,28 @@ fn tile<S: Simd, R: PanelRows, const M: usize>(
             }
         }
     }
+}
+
+/// The sums of `M` rows with the four vectors of one group, continued from `sums`. Apart from loading and storing, so that
+/// the sums are only ever indexed by constants and stay in registers.
+#[inline(always)]
+fn accumulate<S: Simd, R: PanelRows, const M: usize>(
+    simd: S,
+    panel: &[R::Word],
+    x: &[f32],
+    group: usize,
+    mut sums: [[S::f32s; 4]; M],
+) -> [[S::f32s; 4]; M] {
+    for (row, x) in panel.chunks_exact(R::WORDS).zip(x.chunks_exact(M)) {
+        let w = R::load(simd, row, group);
+        for r in 0..M {
+            let x = simd.splat_f32s(x[r]);
+            for v in 0..4 {
+                sums[r][v] = simd.mul_add_f32s(x, w[v], sums[r][v]);
+            }
+        }
+    }
+    sums
 }
 
 #[cfg(test)]
