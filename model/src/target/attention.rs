@@ -10,6 +10,7 @@
 
 use rayon::prelude::*;
 
+use super::buffer::Buffer;
 use super::kernels::{Kernel, exp, wide};
 use super::small_matmul::{Matrix, multiply_add};
 
@@ -66,11 +67,11 @@ impl KvCache {
 
     /// Attention of queries at positions from `start`; `queries` is [kv heads][rows][group][D], already scaled, and so is
     /// the result. The keys of these positions are in the cache.
-    pub(crate) fn attend(&self, start: usize, queries: &[f32], group: usize) -> Vec<f32> {
+    pub(crate) fn attend(&self, start: usize, queries: &[f32], group: usize) -> Buffer {
         let (dim, heads) = (self.dim, self.heads.len());
         let per_head = queries.len() / heads;
         let rows = per_head / (group * dim);
-        let mut out = vec![0f32; queries.len()];
+        let mut out = Buffer::zeros(queries.len());
         let tile_rows = (TILE / group).max(1);
         let tile_floats = tile_rows * group * dim;
         let work = |head: usize, tile: usize, out: &mut [f32]| {
@@ -99,7 +100,7 @@ impl HeadCache {
     fn tile(&self, start: usize, queries: &[f32], group: usize, dim: usize, out: &mut [f32]) {
         let count = queries.len() / dim;
         let end = start + count / group;
-        let mut scores = vec![0f32; count * BLOCK];
+        let mut scores = Buffer::zeros(count * BLOCK);
         let mut peaks = vec![f32::NEG_INFINITY; count];
         let mut totals = vec![0f32; count];
         for first in (0..end).step_by(BLOCK) {

@@ -7,6 +7,7 @@
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use super::attention::KvCache;
+use super::buffer::Buffer;
 use super::config::{GateActivation, LinearConfig, Mixer, TargetConfig};
 use super::kernels::{
     Heads, NormAndRotate, RmsNormRow, SigmoidGateInPlace, SigmoidGateRow, SiluGateInPlace, add, conv_silu, each_row,
@@ -71,7 +72,7 @@ pub(crate) enum Cache {
 /// What a pass that is not kept leaves behind for one gated-delta-net layer.
 pub(crate) struct Pending {
     /// Inputs of the convolution, the tail before the pass first, [taps - 1 + rows, channels].
-    pub(crate) conv_input: Vec<f32>,
+    pub(crate) conv_input: Buffer,
     pub(crate) stash: delta::Stash,
     /// S after all rows.
     pub(crate) state: Vec<f32>,
@@ -80,7 +81,7 @@ pub(crate) struct Pending {
 /// A pass over some tokens.
 pub(crate) struct Pass {
     /// Residual stream after the last layer that ran, [rows, H].
-    pub(crate) hidden: Vec<f32>,
+    pub(crate) hidden: Buffer,
     /// One entry a layer when the pass was not to be kept; `None` for full attention.
     pub(crate) pending: Vec<Option<Pending>>,
 }
@@ -185,7 +186,7 @@ impl CpuTarget {
         let (rows, hidden_size, eps) = (tokens.len(), self.config.info.hidden_size, self.eps());
         let ids = Tensor::new(tokens, &Device::Cpu)?;
         let embedded = self.head.embed.index_select(&ids, 0)?.to_dtype(DType::F32)?;
-        let mut hidden = embedded.flatten_all()?.to_vec1::<f32>()?;
+        let mut hidden = Buffer::from(embedded.flatten_all()?.to_vec1::<f32>()?);
         let first = tapped.len();
         tapped.resize(first + rows * taps.len() * hidden_size, 0.0);
         let tapped = &mut tapped[first..];
@@ -226,7 +227,7 @@ impl CpuTarget {
         let rows = hidden.len() / self.norm.len();
         let normed = self.settle(rms_norm(hidden, &self.norm, self.eps()));
         Tensor::from_vec(
-            self.lm_head.product(&normed),
+            self.lm_head.product(&normed).into_vec(),
             (rows, self.lm_head.width()),
             &Device::Cpu,
         )
@@ -248,7 +249,7 @@ impl CpuTarget {
     }
 
     /// Rounds to bf16 what a bf16 model would store as such.
-    fn settle(&self, mut x: Vec<f32>) -> Vec<f32> {
+    fn settle(&self, mut x: Buffer) -> Buffer {
         if self.bf16 {
             let width = x.len();
             each_row(&mut x, width.clamp(1, 1024), |_, row| {
@@ -260,7 +261,7 @@ impl CpuTarget {
         x
     }
 
-    fn attention(&self, weights: &MixerWeights, x: &[f32], cache: &mut KvCache, start: usize) -> Vec<f32> {
+    fn attention(&self, weights: &MixerWeights, x: &[f32], cache: &mut KvCache, start: usize) -> Buffer {
         let MixerWeights::Full {
             input,
             query_norm,
@@ -268,7 +269,7 @@ impl CpuTarget {
             output,
         } = weights
         else {
-            return Vec::new();
+            return Buffer::zeros(0);
         };
         let (eps, dim, kv_heads, heads) = (
             self.eps(),
@@ -286,7 +287,7 @@ impl CpuTarget {
         let (cos, sin) = rope_table(start, rows, half, self.config.info.rope_theta);
         let angles = |t: usize| (&cos[t * half..][..half], &sin[t * half..][..half]);
 
-        let mut keys = vec![0f32; rows * kv_heads * dim];
+        let mut keys = Buffer::zeros(rows * kv_heads * dim);
         each_row(&mut keys, kv_heads * dim, |t, out| {
             let (cos, sin) = angles(t);
             let source = &projected[t * stride + keys_at..];
@@ -310,7 +311,7 @@ impl CpuTarget {
         );
 
         let scale = 1.0 / (dim as f32).sqrt();
-        let mut queries = vec![0f32; rows * heads * dim];
+        let mut queries = Buffer::zeros(rows * heads * dim);
         each_row(&mut queries, group * dim, |i, out| {
             let (kv, t) = (i / rows, i % rows);
             let (cos, sin) = angles(t);
@@ -327,7 +328,7 @@ impl CpuTarget {
             });
         });
         let attended = self.settle(cache.attend(start, &queries, group));
-        let mut flat = vec![0f32; rows * heads * dim];
+        let mut flat = Buffer::zeros(rows * heads * dim);
         each_row(&mut flat, heads * dim, |t, out| {
             for (h, out) in out.chunks_exact_mut(dim).enumerate() {
                 let from = &attended[((h / group * rows + t) * group + h % group) * dim..][..dim];
@@ -349,7 +350,7 @@ impl CpuTarget {
         tail: &mut [f32],
         state: &mut Vec<f32>,
         keep: bool,
-    ) -> (Vec<f32>, Option<Pending>) {
+    ) -> (Buffer, Option<Pending>) {
         let MixerWeights::Linear {
             shape,
             input,
@@ -360,7 +361,7 @@ impl CpuTarget {
             output,
         } = weights
         else {
-            return (Vec::new(), None);
+            return (Buffer::zeros(0), None);
         };
         let (channels, values, nv, dv) = (
             shape.conv_channels(),
@@ -372,11 +373,11 @@ impl CpuTarget {
         let projected = self.settle(input.product(x));
         let stride = input.width();
         let rows = projected.len() / stride;
-        let mut conv_input = Vec::with_capacity(tail.len() + rows * channels);
-        conv_input.extend_from_slice(tail);
-        for row in projected.chunks_exact(stride) {
-            conv_input.extend_from_slice(&row[..channels]);
-        }
+        let conv_input = Buffer::joined(tail, rows * channels, |input| {
+            for row in projected.chunks_exact(stride) {
+                input.extend_from_slice(&row[..channels]);
+            }
+        });
         let qkv = self.settle(conv_silu(&conv_input, conv, channels));
         let (mut betas, mut decays) = (Vec::with_capacity(rows * nv), Vec::with_capacity(rows * nv));
         for row in projected.chunks_exact(stride) {
@@ -403,7 +404,7 @@ impl CpuTarget {
         );
 
         let read = self.settle(pass.out);
-        let mut gated = vec![0f32; rows * values];
+        let mut gated = Buffer::zeros(rows * values);
         each_row(&mut gated, values, |t, out| {
             let gates = &projected[t * stride + channels..][..values];
             for (h, (out, gate)) in out.chunks_exact_mut(dv).zip(gates.chunks_exact(dv)).enumerate() {

@@ -19,6 +19,7 @@
 
 use rayon::prelude::*;
 
+use super::buffer::Buffer;
 use super::config::LinearConfig;
 use super::delta_chunk::chunks;
 use super::kernels::{Kernel, decay, sum_of_squares, wide};
@@ -31,7 +32,7 @@ pub(crate) const CHUNK: usize = 64;
 /// What one pass of the rule produces, head by head.
 pub(crate) struct Pass {
     /// Outputs, [nv][rows][dv].
-    pub(crate) out: Vec<f32>,
+    pub(crate) out: Buffer,
     /// What [`fold`] needs.
     pub(crate) stash: Stash,
 }
@@ -39,9 +40,9 @@ pub(crate) struct Pass {
 /// The writes of a pass.
 pub(crate) struct Stash {
     /// Unit keys, [nk][rows][dk].
-    keys: Vec<f32>,
+    keys: Buffer,
     /// Deltas, [nv][rows][dv].
-    deltas: Vec<f32>,
+    deltas: Buffer,
     /// Log decays, [rows][nv].
     decays: Vec<f32>,
 }
@@ -61,9 +62,9 @@ pub(crate) fn run(shape: &LinearConfig, inputs: Inputs<'_>, state: &mut [f32], c
     let (nv, dk, dv) = (shape.value_heads, shape.key_dim, shape.value_dim);
     let group = nv / shape.key_heads;
     let rows = inputs.betas.len() / nv;
-    let mut out = vec![0f32; rows * nv * dv];
-    let mut deltas = vec![0f32; rows * nv * dv];
-    let mut keys = vec![0f32; rows * shape.key_heads * dk];
+    let mut out = Buffer::zeros(rows * nv * dv);
+    let mut deltas = Buffer::zeros(rows * nv * dv);
+    let mut keys = Buffer::zeros(rows * shape.key_heads * dk);
     let work = |head: usize, state: &mut [f32], out: &mut [f32], deltas: &mut [f32], keys: &mut [f32]| {
         let rows_of = Inflow {
             shape,

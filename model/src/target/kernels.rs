@@ -10,6 +10,8 @@
 
 use rayon::prelude::*;
 
+use super::buffer::Buffer;
+
 /// A loop that [`wide`] runs. A type rather than a closure or a function value: `run` is called by its name and so is
 /// inlined into the function that is compiled for the wide unit; a closure's body may stay outside, compiled for any x86.
 pub(crate) trait Kernel {
@@ -136,9 +138,9 @@ impl Kernel for RmsNormRow {
 }
 
 /// RMS norm of every row of `x` [rows, width].
-pub(crate) fn rms_norm(x: &[f32], scale: &[f32], eps: f32) -> Vec<f32> {
+pub(crate) fn rms_norm(x: &[f32], scale: &[f32], eps: f32) -> Buffer {
     let width = scale.len();
-    let mut out = vec![0.0; x.len()];
+    let mut out = Buffer::zeros(x.len());
     each_row(&mut out, width, |i, out| {
         wide::<RmsNormRow>((&x[i * width..][..width], scale, eps, out));
     });
@@ -164,8 +166,8 @@ impl Kernel for AddRow {
 }
 
 /// silu(gate) * up for rows [gate | up] of width 2 I; the result is [rows, I].
-pub(crate) fn swiglu(gate_up: &[f32], width: usize) -> Vec<f32> {
-    let mut out = vec![0.0; gate_up.len() / 2];
+pub(crate) fn swiglu(gate_up: &[f32], width: usize) -> Buffer {
+    let mut out = Buffer::zeros(gate_up.len() / 2);
     each_row(&mut out, width, |i, out| {
         let (gate, up) = gate_up[2 * i * width..][..2 * width].split_at(width);
         wide::<SiluGateRow>((gate, up, out));
@@ -232,10 +234,10 @@ impl Kernel for SigmoidGateInPlace {
 /// Depthwise causal convolution and SiLU: out[t] = silu(sum over j of taps[j] * u[t + j]), j from the oldest.
 ///
 /// `u` is [taps - 1 + rows, channels], the earlier inputs first; `taps` is [taps, channels]; the result [rows, channels].
-pub(crate) fn conv_silu(u: &[f32], taps: &[f32], channels: usize) -> Vec<f32> {
+pub(crate) fn conv_silu(u: &[f32], taps: &[f32], channels: usize) -> Buffer {
     let width = taps.len() / channels;
     let rows = u.len() / channels + 1 - width;
-    let mut out = vec![0.0; rows * channels];
+    let mut out = Buffer::zeros(rows * channels);
     each_row(&mut out, channels, |t, out| {
         wide::<ConvRow>((&u[t * channels..], taps, out));
     });
@@ -361,7 +363,7 @@ mod tests {
         let wider: Vec<f32> = std::iter::repeat_n(0.0, channels).chain(taps.iter().copied()).collect();
         let longer: Vec<f32> = std::iter::repeat_n(1.0, channels).chain(u.iter().copied()).collect();
         let general = conv_silu(&longer, &wider, channels);
-        for (a, b) in fast.iter().zip(&general) {
+        for (a, b) in fast.iter().zip(general.iter()) {
             assert!((a - b).abs() <= 1e-6 * (1.0 + b.abs()), "{a} {b}");
         }
     }

@@ -4,6 +4,7 @@
 //! gated-delta-net caches. Tap id `i` is the output of decoder layer `i` (0-based), before the final norm.
 
 mod attention;
+mod buffer;
 mod composed;
 mod composed_delta;
 mod composed_session;

@@ -16,6 +16,8 @@ use candle_core::{DType, Result, Tensor};
 use pulp::Simd;
 use rayon::prelude::*;
 
+use super::buffer::Buffer;
+
 /// Columns of a panel.
 const PANEL: usize = 64;
 /// Rows of x that one thread takes at a time when there are many.
@@ -77,9 +79,9 @@ impl Packed {
     }
 
     /// x W^T: x is [rows, K], the result [rows, N].
-    pub(crate) fn product(&self, x: &[f32]) -> Vec<f32> {
+    pub(crate) fn product(&self, x: &[f32]) -> Buffer {
         let rows = x.len() / self.k;
-        let mut out = vec![0f32; rows * self.n];
+        let mut out = Buffer::zeros(rows * self.n);
         let threads = rayon::current_num_threads();
         let small = rows * self.n * self.k < PARALLEL_WORK || threads == 1;
         let count = self.n.div_ceil(PANEL);
@@ -108,7 +110,7 @@ impl Packed {
         // few rows: the threads share the panels instead, since reading the matrix is what takes the time
         let tiles = Tiles::new(x, self.k);
         let grain = count.div_ceil(threads * 2);
-        let mut by_panel = vec![0f32; count * rows * PANEL];
+        let mut by_panel = Buffer::zeros(count * rows * PANEL);
         by_panel
             .par_chunks_mut(grain * rows * PANEL)
             .enumerate()
@@ -127,8 +129,8 @@ impl Packed {
                 }
             });
         if rows == 1 {
-            by_panel.truncate(self.n);
-            return by_panel;
+            out.copy_from_slice(&by_panel[..self.n]);
+            return out;
         }
         for (r, out) in out.chunks_exact_mut(self.n).enumerate() {
             for (panel, out) in out.chunks_mut(PANEL).enumerate() {
@@ -173,7 +175,7 @@ fn scatter<T: candle_core::WithDType>(parts: &[&Tensor], mut put: impl FnMut(usi
 
 /// Rows of x, six at a time and interleaved [K][6]; the last tile may be narrower.
 struct Tiles {
-    values: Vec<f32>,
+    values: Buffer,
     rows: usize,
     k: usize,
 }
@@ -183,18 +185,12 @@ const TILE: usize = 6;
 impl Tiles {
     fn new(x: &[f32], k: usize) -> Self {
         let rows = x.len() / k;
-        let mut values = Vec::with_capacity(x.len());
-        for tile in x.chunks(TILE * k) {
+        let mut values = Buffer::zeros(x.len());
+        for (tile, values) in x.chunks(TILE * k).zip(values.chunks_mut(TILE * k)) {
             let width = tile.len() / k;
-            if width == 1 {
-                values.extend_from_slice(tile);
-            } else {
-                let from = values.len();
-                values.resize(from + tile.len(), 0.0);
-                for (r, row) in tile.chunks_exact(k).enumerate() {
-                    for (slot, x) in values[from + r..].iter_mut().step_by(width).zip(row) {
-                        *slot = *x;
-                    }
+            for (r, row) in tile.chunks_exact(k).enumerate() {
+                for (slot, x) in values[r..].iter_mut().step_by(width).zip(row) {
+                    *slot = *x;
                 }
             }
         }
@@ -383,12 +379,12 @@ mod tests {
                     .flatten_all()?
                     .to_vec1::<f64>()?;
                 let many = packed.product(&all);
-                for (a, b) in many.iter().zip(&exact) {
+                for (a, b) in many.iter().zip(exact.iter()) {
                     assert!((f64::from(*a) - b).abs() < 1e-4 + 2e-6 * b.abs(), "{a} {b}");
                 }
                 for rows in [1, 2, 7, 8, 13] {
                     assert_eq!(
-                        packed.product(&all[..rows * k]),
+                        packed.product(&all[..rows * k])[..],
                         many[..rows * n],
                         "{rows} rows, {n} x {k}"
                     );
