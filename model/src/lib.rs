@@ -10,6 +10,7 @@ pub mod blocks;
 pub mod device;
 pub mod drafter_config;
 pub mod drafting;
+pub mod simd;
 pub mod target;
 
 pub use blocks::{Block, Blocks};
