@@ -11,8 +11,10 @@ pub mod device;
 pub mod drafter_config;
 pub mod drafting;
 pub mod target;
+pub mod tensor_file;
 
 pub use blocks::{Block, Blocks};
 pub use drafter_config::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig};
 pub use drafting::{DraftSession, Drafting, Proposal, ProposalSlot, Sampling};
 pub use target::{Forward, LogitRows, Session, Target, TargetHead, TargetInfo, Verified, VerifyStep};
+pub use tensor_file::TensorFolder;
