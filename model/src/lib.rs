@@ -10,6 +10,7 @@ pub mod blocks;
 pub mod device;
 pub mod drafter_config;
 pub mod drafting;
+pub mod folder;
 pub mod target;
 pub mod tensor_file;
 
