@@ -18,6 +18,7 @@ pub mod params;
 pub mod simd;
 pub mod target;
 pub mod walk;
+pub mod tensor_file;
 
 pub use blocks::{Block, Blocks};
 pub use drafter::Drafter;
@@ -26,3 +27,4 @@ pub use drafting::{DraftSession, Drafting, Proposal, ProposalSlot, Sampling};
 pub use params::{Codebooks, Params};
 pub use target::{Forward, LogitRows, Session, Target, TargetHead, TargetInfo, Verified, VerifyStep};
 pub use walk::BoundDrafter;
+pub use tensor_file::TensorFolder;
