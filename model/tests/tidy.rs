@@ -37,7 +37,10 @@ fn files(folder: &str, extensions: &[&str]) -> BTreeSet<String> {
             }
             if path.is_dir() {
                 pending.push(path);
-            } else if path.extension().is_some_and(|found| extensions.iter().any(|wanted| found == *wanted)) {
+            } else if path
+                .extension()
+                .is_some_and(|found| extensions.iter().any(|wanted| found == *wanted))
+            {
                 found.insert(path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned());
             }
         }
@@ -55,15 +58,20 @@ fn read(path: &str) -> String {
 
 /// Every path that `broken` returns a complaint for, in one failure.
 fn refuse(paths: impl IntoIterator<Item = String>, broken: impl Fn(&str) -> Option<String>) {
-    let complaints: Vec<_> =
-        paths.into_iter().filter_map(|path| broken(&path).map(|why| format!("{path}: {why}"))).collect();
+    let complaints: Vec<_> = paths
+        .into_iter()
+        .filter_map(|path| broken(&path).map(|why| format!("{path}: {why}")))
+        .collect();
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
 #[test]
 fn there_are_files_to_check() {
     for (room, _) in ROOMS {
-        assert!(!files(room, &["rs"]).is_empty(), "{room}/ holds no .rs file: the rules below would check nothing");
+        assert!(
+            !files(room, &["rs"]).is_empty(),
+            "{room}/ holds no .rs file: the rules below would check nothing"
+        );
     }
 }
 
@@ -91,7 +99,10 @@ fn backend_features_are_named_in_one_file() {
         let named = forms.iter().any(|form| read(path).contains(form));
         (named && path != "model/src/device.rs").then(|| "only model/src/device.rs may ask for a feature".into())
     });
-    assert!(forms.iter().any(|form| read("model/src/device.rs").contains(form)), "device.rs names none: is it moved?");
+    assert!(
+        forms.iter().any(|form| read("model/src/device.rs").contains(form)),
+        "device.rs names none: is it moved?"
+    );
 }
 
 #[test]
@@ -99,7 +110,9 @@ fn crates_depend_downwards_only() {
     for (room, below) in ROOMS {
         let manifest = format!("{room}/Cargo.toml");
         for line in read(&manifest).lines() {
-            let Some(name) = line.trim().strip_prefix("dflash-") else { continue };
+            let Some(name) = line.trim().strip_prefix("dflash-") else {
+                continue;
+            };
             let used: String = name.chars().take_while(char::is_ascii_alphabetic).collect();
             assert!(
                 below.contains(&used.as_str()),
@@ -111,18 +124,29 @@ fn crates_depend_downwards_only() {
 
 /// Paths of the fenced block below the README's `## Files`: files, and folders that end in `/`.
 ///
-/// A line is an indentation of two spaces a level, a name, then its gloss. A folder without lines of its own stands for
-/// everything below it.
+/// A line is an indentation of two spaces a level, a name, then its gloss, which a folder may leave out. A folder without
+/// lines of its own stands for everything below it.
 fn readme_tree() -> Vec<String> {
     let readme = read("README.md");
-    let (_, after) = readme.split_once("\n## Files\n").expect("README.md has no '## Files' heading");
-    let block = after.split("```").nth(1).expect("README.md: no fenced block below '## Files'");
+    let (_, after) = readme
+        .split_once("\n## Files\n")
+        .expect("README.md has no '## Files' heading");
+    let block = after
+        .split("```")
+        .nth(1)
+        .expect("README.md: no fenced block below '## Files'");
     let (mut folders, mut paths) = (Vec::<String>::new(), Vec::new());
     for line in block.lines().skip(1).filter(|line| !line.trim().is_empty()) {
         let level = (line.len() - line.trim_start().len()) / 2;
         let name = line.split_whitespace().next().unwrap();
-        assert!(level <= folders.len(), "README.md: {line:?} is indented below no folder");
-        assert!(line.split_whitespace().count() > 1, "README.md: {line:?} has no gloss");
+        assert!(
+            level <= folders.len(),
+            "README.md: {line:?} is indented below no folder"
+        );
+        assert!(
+            name.ends_with('/') || line.split_whitespace().count() > 1,
+            "README.md: {line:?} has no gloss"
+        );
         folders.truncate(level);
         paths.push(format!("{}{name}", folders.concat()));
         if name.ends_with('/') {
@@ -134,7 +158,9 @@ fn readme_tree() -> Vec<String> {
 
 #[test]
 fn the_readme_tree_names_only_what_exists() {
-    refuse(readme_tree(), |path| (!root().join(path).exists()).then(|| "named in README.md, not there".into()));
+    refuse(readme_tree(), |path| {
+        (!root().join(path).exists()).then(|| "named in README.md, not there".into())
+    });
 }
 
 #[test]
