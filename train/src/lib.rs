@@ -1,1 +1,18 @@
-//! placeholder
+//! Trains DFlash and DFlash 2 drafters: run files, loss, optimizer, loop and checkpoints.
+//!
+//! `main.rs` -> [`run`] -> [`fit`] -> one step. A run is described by [`config`], and everything it writes lies in
+//! its run folder: resolved config, metrics, checkpoints that are published drafter folders, and `final`.
+
+pub mod checkpoint;
+pub mod config;
+pub mod config_file;
+pub mod durable;
+pub mod fit;
+pub mod metrics;
+pub mod optim;
+pub mod progress;
+pub mod provenance;
+pub mod resolve;
+pub mod schedule;
+pub mod signals;
+pub mod step;
