@@ -212,7 +212,7 @@ pub struct TrainSection {
     pub steps: Option<u64>,
     /// Length of the training, in passes over the data; default 6 when `steps` is absent.
     pub epochs: Option<u64>,
-    /// Samples of one step; absent: as many as fit one pack.
+    /// Fewest samples of one step, which is made of whole packs; absent: one pack a step.
     pub accumulate_samples: Option<usize>,
     /// Largest packed pass, in context tokens; a longer sample passes alone.
     pub pack_tokens: usize,
@@ -242,6 +242,8 @@ pub struct TrainSection {
     pub selector_ramp_steps: u64,
     /// Whether the gold token replaces the weakest candidate in the selector's loss when it is missing.
     pub selector_inject_gold: bool,
+    /// Whether the selector's gradient stops before the backbone.
+    pub selector_detached: bool,
 }
 
 /// Shape of the learning rate after the warm-up.
@@ -330,6 +332,7 @@ impl Default for TrainSection {
             selector_alpha: 1.0,
             selector_ramp_steps: 0,
             selector_inject_gold: false,
+            selector_detached: false,
         }
     }
 }

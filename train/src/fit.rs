@@ -10,23 +10,21 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use candle_core::{Tensor, Var};
+use candle_core::Var;
 
 use crate::checkpoint::{self, Best, Progress};
 use crate::config::RunConfig;
 use crate::durable;
+use crate::loss::StepSums;
 use crate::metrics::{StepLines, StepRecord, StepSetting, Validation};
 use crate::optim::AdamW;
 use crate::progress::{Display, Stage};
 use crate::schedule;
 use crate::signals::StopFlag;
-use crate::step::StepSums;
+use crate::step::Gradients;
 
 /// Batches assembled ahead of the step.
 const AHEAD: usize = 2;
-
-/// Gradients by parameter name.
-pub type Gradients = BTreeMap<String, Tensor>;
 
 /// What is trained, and how its parts are had.
 pub struct Job<'j, B> {

@@ -13,8 +13,8 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::durable::replace_file;
+use crate::loss::StepSums;
 use crate::optim::Update;
-use crate::step::StepSums;
 
 /// What one step did.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -43,11 +43,11 @@ pub struct StepRecord {
     pub clip_scale: f64,
     /// Learning rate.
     pub lr: f64,
-    /// Context tokens of the step.
+    /// Context rows of the step.
     pub tokens: u64,
     /// Supervised slots of the step.
     pub slots: u64,
-    /// Context tokens a second.
+    /// Context rows a second.
     pub tokens_per_s: f64,
     /// Supervised slots a second.
     pub slots_per_s: f64,
@@ -75,10 +75,10 @@ pub struct StepSetting {
 impl StepRecord {
     /// Averages the sums of a step.
     pub fn new(setting: StepSetting, sums: &StepSums, update: Update) -> Self {
-        let base_loss = sums.base_loss_sum / sums.weight_sum;
-        let selector_loss = (sums.selector_weight_sum > 0.0).then(|| sums.selector_loss_sum / sums.selector_weight_sum);
+        let base_loss = sums.base_loss / sums.weight;
+        let selector_loss = (sums.selector_weight > 0.0).then(|| sums.selector_loss / sums.selector_weight);
         let seconds = setting.elapsed.as_secs_f64();
-        let hits = sums.recall_hits;
+        let (hits, slots) = (sums.hits, sums.slots());
         Self {
             step: setting.step,
             epoch: setting.epoch,
@@ -90,18 +90,19 @@ impl StepRecord {
                 .slot_correct
                 .iter()
                 .zip(&sums.slot_total)
+                .skip(1) // the anchor is never supervised
                 .map(|(&correct, &total)| ratio(correct, total))
                 .collect(),
-            recall: ratio(hits, sums.slots).filter(|_| hits > 0),
+            recall: ratio(hits, slots).filter(|_| hits > 0),
             selector_lift: (hits > 0)
                 .then(|| (sums.selector_correct as f64 - sums.unary_correct_on_hits as f64) / hits as f64),
             grad_norm: update.grad_norm,
             clip_scale: update.clip_scale,
             lr: setting.lr,
-            tokens: sums.tokens,
-            slots: sums.slots,
-            tokens_per_s: sums.tokens as f64 / seconds,
-            slots_per_s: sums.slots as f64 / seconds,
+            tokens: sums.context_rows,
+            slots,
+            tokens_per_s: sums.context_rows as f64 / seconds,
+            slots_per_s: slots as f64 / seconds,
             seconds,
             peak_memory: peak_memory(),
         }
@@ -198,17 +199,16 @@ mod tests {
     #[test]
     fn averages_are_sums_over_counts() {
         let sums = StepSums {
-            base_loss_sum: 6.0,
-            weight_sum: 3.0,
-            selector_loss_sum: 2.0,
-            selector_weight_sum: 4.0,
-            slot_correct: vec![1, 0],
-            slot_total: vec![4, 0],
-            recall_hits: 2,
+            base_loss: 6.0,
+            weight: 3.0,
+            selector_loss: 2.0,
+            selector_weight: 4.0,
+            slot_correct: vec![0, 1, 0],
+            slot_total: vec![0, 4, 0],
+            hits: 2,
             selector_correct: 2,
             unary_correct_on_hits: 1,
-            slots: 4,
-            tokens: 10,
+            context_rows: 10,
         };
         let setting = StepSetting {
             step: 1,

@@ -9,12 +9,13 @@ use candle_core::{Device, Tensor, Var};
 use dflash_train::checkpoint::{self, Progress};
 use dflash_train::config::RunConfig;
 use dflash_train::config_file;
-use dflash_train::fit::{Ending, Gradients, Job, fit};
+use dflash_train::fit::{Ending, Job, fit};
+use dflash_train::loss::StepSums;
 use dflash_train::metrics::Validation;
 use dflash_train::optim::{AdamW, AdamWSettings};
 use dflash_train::progress::Display;
 use dflash_train::signals::StopFlag;
-use dflash_train::step::StepSums;
+use dflash_train::step::Gradients;
 
 const STEPS: u64 = 20;
 const STEPS_AN_EPOCH: u64 = 6;
@@ -59,10 +60,11 @@ fn gradients(vars: &BTreeMap<String, Var>, batch: (u64, u64)) -> Result<(StepSum
         grads.insert(name.clone(), (difference * 2.0)?);
     }
     let sums = StepSums {
-        base_loss_sum: loss,
-        weight_sum: 1.0,
-        slots: 1,
-        tokens: 1,
+        base_loss: loss,
+        weight: 1.0,
+        slot_total: vec![0, 1],
+        slot_correct: vec![0, 0],
+        context_rows: 1,
         ..StepSums::default()
     };
     Ok((sums, grads))
