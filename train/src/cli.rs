@@ -82,11 +82,27 @@ mod tests {
     #[test]
     fn the_documented_command_parses() {
         Args::command().debug_assert();
-        let words = ["dflash-train", "--config", "configs/demo.toml", "--set", "run_dir=x", "--set", "seed=1"];
+        let words = [
+            "dflash-train",
+            "--config",
+            "configs/demo.toml",
+            "--set",
+            "run_dir=x",
+            "--set",
+            "seed=1",
+        ];
         let args = Args::parse_from(words);
         assert_eq!(args.overrides, ["run_dir=x", "seed=1"]);
         assert_eq!(args.resume, Resume::Auto);
-        let args = Args::parse_from(["dflash-train", "--config", "c", "--stage", "train", "--resume", "runs/x/step-000005"]);
+        let args = Args::parse_from([
+            "dflash-train",
+            "--config",
+            "c",
+            "--stage",
+            "train",
+            "--resume",
+            "runs/x/step-000005",
+        ]);
         assert_eq!(args.stage, Some(StageName::Train));
         assert_eq!(args.resume, Resume::From("runs/x/step-000005".into()));
         assert!(Args::try_parse_from(["dflash-train"]).is_err());

@@ -63,8 +63,7 @@ fn read(materials: &Materials, path: &Path, display: Display) -> Result<Vec<Exam
         turns: Turns::Every,
         thinking: Some(data.thinking),
     };
-    let (examples, report) =
-        prepare(&materials.chat, &rows, &settings).with_context(|| path.display().to_string())?;
+    let (examples, report) = prepare(&materials.chat, &rows, &settings).with_context(|| path.display().to_string())?;
     display.note(&format!("{}: {report}", path.display()));
     Ok(examples)
 }

@@ -38,7 +38,11 @@ pub fn dry_run(materials: &Materials, display: Display) -> Result<String> {
 
     let trained: u64 = params.vars().values().map(|var| var.elem_count() as u64).sum();
     let mut text = plan(materials, &examples, trained)?;
-    let source = if exact { "exact" } else { "upper bound: conversations are not made yet" };
+    let source = if exact {
+        "exact"
+    } else {
+        "upper bound: conversations are not made yet"
+    };
     let _ = writeln!(text, "tokens and steps   {source}");
     let _ = write!(text, "wrote              {}", folder.display());
     Ok(text)
@@ -55,7 +59,11 @@ fn plan(materials: &Materials, examples: &Examples, trained: u64) -> Result<Stri
     let blocks: usize = examples
         .train
         .iter()
-        .map(|&index| anchor_candidates(&examples.all[index].loss_mask).count().min(config.train.anchors))
+        .map(|&index| {
+            anchor_candidates(&examples.all[index].loss_mask)
+                .count()
+                .min(config.train.anchors)
+        })
         .sum();
     let context: usize = examples.train.iter().map(|&index| lengths[index]).sum();
     let (blocks, context) = (blocks / steps_an_epoch, context / steps_an_epoch);
@@ -80,35 +88,53 @@ fn plan(materials: &Materials, examples: &Examples, trained: u64) -> Result<Stri
         * (3 * info.hidden_size * drafter.intermediate_size
             + 2 * info.hidden_size * (wide + drafter.num_kv_heads * drafter.head_dim))) as f64;
     let context_work = (drafter.target_layer_ids.len() * info.hidden_size * info.hidden_size
-        + drafter.layers.len() * 2 * info.hidden_size * drafter.num_kv_heads * drafter.head_dim) as f64;
+        + drafter.layers.len() * 2 * info.hidden_size * drafter.num_kv_heads * drafter.head_dim)
+        as f64;
     let head_work = (info.vocab_size * info.hidden_size) as f64;
     // forward and both gradients: three products; the frozen head needs only its input's gradient: two
-    let step_work = 2.0
-        * (3.0 * backbone * rows as f64 + 3.0 * context_work * context as f64 + 2.0 * head_work * rows as f64);
+    let step_work =
+        2.0 * (3.0 * backbone * rows as f64 + 3.0 * context_work * context as f64 + 2.0 * head_work * rows as f64);
     let rate = matmul_rate(&materials.device)?;
 
     let mut text = String::new();
     let mut line = |name: &str, value: String| {
         let _ = writeln!(text, "{name:<18} {value}");
     };
-    line("examples", format!("{} to train on, {} held out, {tokens} tokens", examples.train.len(), examples.validation.len()));
-    line("steps", format!("{steps}, {steps_an_epoch} an epoch, about {blocks} blocks and {context} context tokens each"));
+    line(
+        "examples",
+        format!(
+            "{} to train on, {} held out, {tokens} tokens",
+            examples.train.len(),
+            examples.validation.len()
+        ),
+    );
+    line(
+        "steps",
+        format!("{steps}, {steps_an_epoch} an epoch, about {blocks} blocks and {context} context tokens each"),
+    );
     line("parameters", format!("{trained} trained, {published} published"));
-    line("disk", format!("{} of taps, {} of checkpoints", bytes(taps as f64), bytes(saved as f64)));
+    line(
+        "disk",
+        format!("{} of taps, {} of checkpoints", bytes(taps as f64), bytes(saved as f64)),
+    );
     line("memory", format!("about {} besides the target", bytes(memory as f64)));
     let seconds = step_work / rate * steps as f64;
-    line("training time", format!("{} or more, at {:.0} GFLOP/s measured", duration(seconds), rate / 1e9));
+    line(
+        "training time",
+        format!("{} or more, at {:.0} GFLOP/s measured", duration(seconds), rate / 1e9),
+    );
     Ok(text)
 }
 
 /// Examples as long as the answers may become.
 fn longest_answers(materials: &Materials) -> Result<Examples> {
     let config = materials.config();
-    let path = config
-        .data
-        .prompts
-        .as_ref()
-        .with_context(|| format!("{} is missing, and data.prompts is not set", materials.conversations().display()))?;
+    let path = config.data.prompts.as_ref().with_context(|| {
+        format!(
+            "{} is missing, and data.prompts is not set",
+            materials.conversations().display()
+        )
+    })?;
     let rows = read_jsonl(path)?;
     let all: Vec<Example> = rows
         .par_iter()

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use dflash_data::conversation::{Conversation, read_jsonl};
 use dflash_data::rng::Stream;
-use dflash_data::target_hash::target_hash;
+use dflash_data::target_hash;
 use dflash_data::tokens::prompt_tokens;
 use dflash_eval::evaluate::decode_plainly;
 use dflash_eval::speculate::{Finish, Limits, prefill};
@@ -37,7 +37,10 @@ pub fn prepare(materials: &Materials, display: Display, stop: &StopFlag) -> Resu
         return Ok(None);
     }
     let prompts_path = config.data.prompts.as_ref().with_context(|| {
-        format!("{} is missing, and data.prompts names no prompts to make it from", path.display())
+        format!(
+            "{} is missing, and data.prompts names no prompts to make it from",
+            path.display()
+        )
     })?;
     let prompts = read_jsonl(prompts_path)?;
     let settings = settings(materials)?;
@@ -57,7 +60,9 @@ pub fn prepare(materials: &Materials, display: Display, stop: &StopFlag) -> Resu
         if let Some(code) = stop.exit_code() {
             return Ok(Some(code));
         }
-        let end = prompts.len().min(next + PROMPTS_A_THREAD * rayon::current_num_threads());
+        let end = prompts
+            .len()
+            .min(next + PROMPTS_A_THREAD * rayon::current_num_threads());
         let rows: Vec<Option<Value>> = prompts[next..end]
             .par_iter()
             .enumerate()
@@ -68,12 +73,15 @@ pub fn prepare(materials: &Materials, display: Display, stop: &StopFlag) -> Resu
             .collect::<Result<_>>()?;
         too_long += rows.iter().filter(|row| row.is_none()).count();
         let text: String = rows.into_iter().flatten().map(|row| row.to_string() + "\n").collect();
-        file.write_all(text.as_bytes()).with_context(|| part.display().to_string())?;
+        file.write_all(text.as_bytes())
+            .with_context(|| part.display().to_string())?;
         next = end;
         stage.set(next as u64, || "prompts answered".to_owned());
     }
     if too_long > 0 {
-        stage.note(&format!("{too_long} prompts left no room for an answer and were left out"));
+        stage.note(&format!(
+            "{too_long} prompts left no room for an answer and were left out"
+        ));
     }
     file.sync_all().with_context(|| part.display().to_string())?;
     fs::rename(&part, &path).with_context(|| format!("renaming to {}", path.display()))?;
@@ -129,7 +137,10 @@ fn continue_part(part: &Path, settings: &Map<String, Value>) -> Result<usize> {
         next = prompt + 1;
     }
     if whole < text.len() {
-        let file = File::options().write(true).open(part).with_context(|| part.display().to_string())?;
+        let file = File::options()
+            .write(true)
+            .open(part)
+            .with_context(|| part.display().to_string())?;
         file.set_len(whole as u64).with_context(|| part.display().to_string())?;
     }
     Ok(next)
@@ -144,7 +155,11 @@ fn answer(
 ) -> Result<Option<Value>> {
     let config = materials.config();
     let mut prompt = prompt.clone();
-    while prompt.messages.last().is_some_and(|message| message.role() == "assistant") {
+    while prompt
+        .messages
+        .last()
+        .is_some_and(|message| message.role() == "assistant")
+    {
         prompt.messages.pop();
     }
     let thinking = prompt.enable_thinking.unwrap_or(config.data.thinking);
@@ -172,7 +187,13 @@ fn answer(
     }
     // special tokens inside an answer must survive, the template reads some of them
     let text = materials.chat.tokenizer.decode(&response, false)?;
-    let open_thought = thinking && materials.chat.tokenizer.decode(&tokens, false)?.trim_end().ends_with("<think>");
+    let open_thought = thinking
+        && materials
+            .chat
+            .tokenizer
+            .decode(&tokens, false)?
+            .trim_end()
+            .ends_with("<think>");
     let mut messages: Vec<Value> = prompt
         .messages
         .iter()
@@ -232,7 +253,9 @@ fn generate(
 
 /// The index at which the cumulated softmax of `logits / temperature` passes `uniform`, in [0, 1).
 fn sample(logits: &[f32], temperature: f64, uniform: f64) -> Result<u32> {
-    let largest = logits.iter().fold(f32::NEG_INFINITY, |largest, &logit| largest.max(logit));
+    let largest = logits
+        .iter()
+        .fold(f32::NEG_INFINITY, |largest, &logit| largest.max(logit));
     ensure!(
         largest.is_finite() && !logits.iter().any(|logit| logit.is_nan()),
         "the target's logits are not finite"
@@ -259,7 +282,10 @@ mod tests {
     #[test]
     fn sampling_inverts_the_cumulated_softmax() {
         let logits = [0.0, f32::NEG_INFINITY, 2.0_f32.ln(), 0.0];
-        let drawn: Vec<u32> = [0.0, 0.24, 0.26, 0.74, 0.76, 0.999_999].iter().map(|&u| sample(&logits, 1.0, u).unwrap()).collect();
+        let drawn: Vec<u32> = [0.0, 0.24, 0.26, 0.74, 0.76, 0.999_999]
+            .iter()
+            .map(|&u| sample(&logits, 1.0, u).unwrap())
+            .collect();
         assert_eq!(drawn, [0, 0, 2, 2, 3, 3]);
         // at half the temperature the weights are 1, 4, 1
         assert_eq!(sample(&logits, 0.5, 0.17).unwrap(), 2);
@@ -269,8 +295,14 @@ mod tests {
     #[test]
     fn an_opened_thought_becomes_reasoning() {
         let message = assistant_message("because\n</think>\n\nYes", true);
-        assert_eq!(message, json!({"role": "assistant", "reasoning_content": "because", "content": "Yes"}));
-        assert_eq!(assistant_message("Yes", false), json!({"role": "assistant", "content": "Yes"}));
+        assert_eq!(
+            message,
+            json!({"role": "assistant", "reasoning_content": "because", "content": "Yes"})
+        );
+        assert_eq!(
+            assistant_message("Yes", false),
+            json!({"role": "assistant", "content": "Yes"})
+        );
     }
 
     #[test]

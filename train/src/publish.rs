@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use dflash_data::target_hash::target_hash;
+use dflash_data::target_hash;
 use dflash_eval::Report;
 use dflash_model::folder::{AcceptanceRow, ModelCard, verify_written, write_files};
 use dflash_model::{DrafterConfig, Params, TargetHead};

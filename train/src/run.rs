@@ -64,7 +64,12 @@ fn all_stages(materials: &Materials, args: &Args, display: Display, stop: &StopF
     let config = materials.config();
     let measured = config.run_dir.join("evaluation.json");
     let mut code = 0;
-    for stage in [StageName::Prepare, StageName::Capture, StageName::Train, StageName::Evaluate] {
+    for stage in [
+        StageName::Prepare,
+        StageName::Capture,
+        StageName::Train,
+        StageName::Evaluate,
+    ] {
         if stage == StageName::Evaluate && (config.evaluate.prompts.is_none() || measured.exists()) {
             display.note(if measured.exists() {
                 "evaluate: evaluation.json is there"

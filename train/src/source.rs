@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
+use dflash_data::Identity;
 use dflash_data::batch::{Batch, pack, plan_epoch};
 use dflash_data::capture::{CaptureConfig, capture};
-use dflash_data::manifest::Identity;
 use dflash_data::source::{Sample, TapSource};
 use dflash_data::taps::TapStore;
-use dflash_data::target_hash::target_hash;
+use dflash_data::target_hash;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
@@ -61,10 +61,15 @@ pub fn capture_missing(materials: &Materials, examples: &Examples, display: Disp
         workers: usize::from(!materials.device.is_cpu()),
     };
     let mut stage = None;
-    capture(materials.target.as_ref(), &examples.all, &settings, &mut |done, total| {
-        let stage = stage.get_or_insert_with(|| Stage::start(display, "capture", done as u64, total as u64));
-        stage.set(done as u64, || "examples".to_owned());
-    })
+    capture(
+        materials.target.as_ref(),
+        &examples.all,
+        &settings,
+        &mut |done, total| {
+            let stage = stage.get_or_insert_with(|| Stage::start(display, "capture", done as u64, total as u64));
+            stage.set(done as u64, || "examples".to_owned());
+        },
+    )
     .context("capture")
 }
 
@@ -115,7 +120,6 @@ impl Source {
             .collect();
         pack(&samples, &drawn, block_size)
     }
-
 }
 
 impl Order {

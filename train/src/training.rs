@@ -60,7 +60,13 @@ pub fn train(
         masters: params.vars(),
         batch: &|epoch, position| source.step(epoch, position, config.train.anchors, block_size),
         gradients: &|passes: &Vec<Batch>, selector_alpha| {
-            step_gradients(&drafter, &params, &head, passes, loss_settings(materials, selector_alpha))
+            step_gradients(
+                &drafter,
+                &params,
+                &head,
+                passes,
+                loss_settings(materials, selector_alpha),
+            )
         },
         validate: &|step| {
             if held_out.is_empty() {
@@ -106,7 +112,10 @@ pub fn step_gradients(
     passes: &[Batch],
     settings: LossSettings,
 ) -> Result<(StepSums, Gradients)> {
-    let denominator: f64 = passes.iter().map(|pass| total_weight(&pass.blocks, settings.gamma)).sum();
+    let denominator: f64 = passes
+        .iter()
+        .map(|pass| total_weight(&pass.blocks, settings.gamma))
+        .sum();
     let mut sums = StepSums::default();
     let mut total = Gradients::new();
     for pass in passes {

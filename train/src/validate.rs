@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use candle_core::{DType, Device, Tensor};
 use dflash_data::source::TapSource;
-use dflash_eval::acceptance::{Tally, Counts};
+use dflash_eval::acceptance::{Counts, Tally};
 use dflash_eval::replay::{Recording, replay, response_range};
 use dflash_model::Drafting;
 use rayon::prelude::*;
@@ -54,8 +54,7 @@ fn replay_sample(
     width: usize,
 ) -> Result<Tally> {
     let sample = source.sample(index)?;
-    let mask: Vec<u8> = sample.loss_mask.iter().map(|&supervised| u8::from(supervised)).collect();
-    let response = response_range(&mask)?;
+    let response = response_range(&sample.loss_mask)?;
     let shape = (sample.tokens.len(), sample.tap_width);
     let taps = Tensor::from_slice(&sample.taps, shape, &Device::Cpu)?.to_dtype(DType::F32)?;
     let stopped = stops.contains(&sample.tokens[response.end - 1]);
