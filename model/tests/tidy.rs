@@ -124,8 +124,8 @@ fn crates_depend_downwards_only() {
 
 /// Paths of the fenced block below the README's `## Files`: files, and folders that end in `/`.
 ///
-/// A line is an indentation of two spaces a level, a name, then its gloss. A folder without lines of its own stands for
-/// everything below it.
+/// A line is an indentation of two spaces a level, a name, then its gloss, which a folder may leave out. A folder without
+/// lines of its own stands for everything below it.
 fn readme_tree() -> Vec<String> {
     let readme = read("README.md");
     let (_, after) = readme
@@ -143,7 +143,10 @@ fn readme_tree() -> Vec<String> {
             level <= folders.len(),
             "README.md: {line:?} is indented below no folder"
         );
-        assert!(line.split_whitespace().count() > 1, "README.md: {line:?} has no gloss");
+        assert!(
+            name.ends_with('/') || line.split_whitespace().count() > 1,
+            "README.md: {line:?} has no gloss"
+        );
         folders.truncate(level);
         paths.push(format!("{}{name}", folders.concat()));
         if name.ends_with('/') {
