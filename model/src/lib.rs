@@ -27,4 +27,7 @@ pub use drafting::{DraftSession, Drafting, Proposal, ProposalSlot, Sampling};
 pub use params::{Codebooks, Params};
 pub use target::{Forward, LogitRows, Session, Target, TargetHead, TargetInfo, Verified, VerifyStep};
 pub use walk::BoundDrafter;
+pub use target::{
+    DeltaNetState, Forward, LogitRows, Session, Target, TargetConfig, TargetHead, TargetInfo, Verified, VerifyStep,
+};
 pub use tensor_file::TensorFolder;
