@@ -1,1 +1,3 @@
-//! placeholder
+//! Trains DFlash and DFlash 2 drafters.
+pub mod loss;
+pub mod step;

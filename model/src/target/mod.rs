@@ -3,7 +3,7 @@
 //! A [`Target`] is shared and immutable; a [`Session`] is one sequence being decoded, with its attention and
 //! gated-delta-net caches. Tap id `i` is the output of decoder layer `i` (0-based), before the final norm.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 /// What other rooms need to know of a target.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +35,19 @@ pub struct TargetHead {
     pub embed: Tensor,
     /// Language-model head, [V, H]; the same tensor as `embed` when tied.
     pub head: Tensor,
+}
+
+impl TargetHead {
+    /// Both matrices widened to f32; one copy when tied.
+    pub fn in_f32(&self) -> Result<Self> {
+        let head = self.head.to_dtype(DType::F32)?;
+        let embed = if self.embed.id() == self.head.id() {
+            head.clone()
+        } else {
+            self.embed.to_dtype(DType::F32)?
+        };
+        Ok(Self { embed, head })
+    }
 }
 
 /// Which rows of a forward pass get logits (each costs V x H multiplications).
