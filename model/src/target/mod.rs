@@ -95,6 +95,19 @@ pub struct TargetHead {
     pub head: Tensor,
 }
 
+impl TargetHead {
+    /// Both matrices widened to f32; one copy when tied.
+    pub fn in_f32(&self) -> Result<Self> {
+        let head = self.head.to_dtype(DType::F32)?;
+        let embed = if self.embed.id() == self.head.id() {
+            head.clone()
+        } else {
+            self.embed.to_dtype(DType::F32)?
+        };
+        Ok(Self { embed, head })
+    }
+}
+
 /// Which rows of a forward pass get logits (each costs V x H multiplications).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitRows {
