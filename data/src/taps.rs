@@ -165,12 +165,16 @@ impl TapStore {
 
     /// Reads everything and verifies every checksum, on all threads.
     pub fn verify_all(&self) -> Result<()> {
-        (0..self.len()).into_par_iter().try_for_each(|i| self.get(i).map(|_| ()))
+        (0..self.len())
+            .into_par_iter()
+            .try_for_each(|i| self.get(i).map(|_| ()))
     }
 
     fn place(&self, i: usize) -> Result<&Place> {
         let count = self.records.len();
-        self.records.get(i).with_context(|| format!("record {i}: the folder holds {count}"))
+        self.records
+            .get(i)
+            .with_context(|| format!("record {i}: the folder holds {count}"))
     }
 
     fn record(&self, place: &Place) -> Record<'_> {
@@ -227,7 +231,11 @@ fn open_shard(path: &Path) -> Result<(Mmap, Placed)> {
         SafeTensors::read_metadata(&map).map_err(|error| anyhow::anyhow!("not a safetensors file: {error}"))?;
     let data = 8 + header;
     let expected = data + metadata.data_len();
-    ensure!(map.len() == expected, "{} bytes, its header says {expected}: cut off or overwritten", map.len());
+    ensure!(
+        map.len() == expected,
+        "{} bytes, its header says {expected}: cut off or overwritten",
+        map.len()
+    );
     let placed = metadata
         .tensors()
         .into_iter()

@@ -1,0 +1,13 @@
+//! Cross-file tests of the data room, in one binary.
+
+/// A deterministic target that can be told to fail.
+mod fake;
+
+/// Anchors, packing and the plan of an epoch.
+mod batches;
+/// Capture, resume, and reading back.
+mod store;
+/// Chat templates against what Python's engine prints.
+mod templates;
+/// Loss masks of whole conversations.
+mod tokens;
