@@ -1,5 +1,7 @@
 //! Cross-file tests of the data room, in one binary.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 /// A deterministic target that can be told to fail.
 mod fake;
 
