@@ -7,6 +7,8 @@ mod fake;
 
 /// Anchors, packing and the plan of an epoch.
 mod batches;
+/// The demo target's own taps.
+mod demo;
 /// Capture, resume, and reading back.
 mod store;
 /// Chat templates against what Python's engine prints.

@@ -235,8 +235,8 @@ fn truncation_cuts_the_tail_and_keeps_what_is_supervised_in_range() {
         length_policy: LengthPolicy::Truncate,
         ..config()
     };
-    let (whole, _) = made(&chat, &[long.clone()], &config());
-    let (examples, report) = made(&chat, &[long.clone()], &cut(100));
+    let (whole, _) = made(&chat, std::slice::from_ref(&long), &config());
+    let (examples, report) = made(&chat, std::slice::from_ref(&long), &cut(100));
     assert_eq!(
         (examples[0].tokens.len(), examples[0].loss_mask.len(), report.truncated),
         (100, 100, 1)
@@ -244,7 +244,9 @@ fn truncation_cuts_the_tail_and_keeps_what_is_supervised_in_range() {
     assert_eq!(examples[0].tokens, whole[0].tokens[..100]);
     let prompt = whole[0].loss_mask.iter().position(|on| *on).unwrap();
     assert_eq!(
-        made(&chat, &[long.clone()], &cut(prompt + 2)).0[0].tokens.len(),
+        made(&chat, std::slice::from_ref(&long), &cut(prompt + 2)).0[0]
+            .tokens
+            .len(),
         prompt + 2
     );
     let rows = [(1, row(long))];
