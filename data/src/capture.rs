@@ -1,7 +1,7 @@
 //! Capture: runs the target over examples once and stores its taps.
 //!
 //! A folder holds `manifest.json` and `taps-NNNNN.safetensors`. Record i of a shard is three tensors:
-//! `{i:08}.tokens` U32 [T], `{i:08}.loss_mask` U8 [T], `{i:08}.taps` BF16 [T, n_taps * H].
+//! `{i:08}.tokens` U32 `[T]`, `{i:08}.loss_mask` U8 `[T]`, `{i:08}.taps` BF16 [T, n_taps * H].
 //! Examples fill shards in their order; a shard is written beside, synced, renamed and only then recorded in the
 //! manifest. So a killed capture goes on with the first shard that is not recorded, and ends with the same bytes as
 //! one that was never interrupted.

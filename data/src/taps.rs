@@ -189,13 +189,13 @@ impl TapStore {
 }
 
 impl Record<'_> {
-    /// Token ids, [T].
+    /// Token ids, `[T]`.
     pub fn tokens(&self) -> Vec<u32> {
         let quads = self.tokens.chunks_exact(4);
         quads.map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     }
 
-    /// Loss mask, [T].
+    /// Loss mask, `[T]`.
     pub fn loss_mask(&self) -> Vec<bool> {
         self.loss_mask.iter().map(|&byte| byte != 0).collect()
     }

@@ -44,9 +44,9 @@ impl Chat {
 /// One training sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Example {
-    /// Token ids, [T].
+    /// Token ids, `[T]`.
     pub tokens: Vec<u32>,
-    /// Whether each token was written by the target, [T].
+    /// Whether each token was written by the target, `[T]`.
     pub loss_mask: Vec<bool>,
     /// Line of the row that it comes from, 1-based.
     pub source: usize,
