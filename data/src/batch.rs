@@ -13,7 +13,7 @@ use crate::rng::Stream;
 use crate::source::Sample;
 
 /// Keeps the order stream apart from all other streams of the same seed.
-const ORDER_STREAM: u64 = 0x6F72_6465_72;
+const ORDER_STREAM: u64 = 0x006F_7264_6572;
 
 /// What one pass of the drafter trains on.
 #[derive(Debug, Clone, PartialEq)]
@@ -87,7 +87,10 @@ pub fn pack(samples: &[Sample], anchors: &[Vec<usize>], block_size: usize) -> Re
 /// # Errors
 /// When `block_size` leaves no slot to predict.
 pub fn no_blocks(block_size: usize) -> Result<Blocks> {
-    ensure!(block_size >= 2, "block size {block_size}: expected an anchor and at least one slot");
+    ensure!(
+        block_size >= 2,
+        "block size {block_size}: expected an anchor and at least one slot"
+    );
     Ok(Blocks {
         block_size,
         blocks: Vec::new(),
@@ -111,8 +114,16 @@ pub fn add_sample(blocks: &mut Blocks, tokens: &[u32], loss_mask: &[bool], ancho
     );
     for (i, &anchor) in anchors.iter().enumerate() {
         let pair = loss_mask.get(anchor..anchor + 2) == Some(&[true, true]);
-        ensure!(pair, "anchor {anchor}: it and the next token must both be supervised ({} tokens)", tokens.len());
-        ensure!(i == 0 || anchors[i - 1] < anchor, "anchors are not ascending: {} then {anchor}", anchors[i - 1]);
+        ensure!(
+            pair,
+            "anchor {anchor}: it and the next token must both be supervised ({} tokens)",
+            tokens.len()
+        );
+        ensure!(
+            i == 0 || anchors[i - 1] < anchor,
+            "anchors are not ascending: {} then {anchor}",
+            anchors[i - 1]
+        );
     }
     let context_start = blocks.context_positions.len();
     let rows = anchors.last().copied().unwrap_or(0);

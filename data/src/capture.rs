@@ -1,7 +1,7 @@
 //! Capture: runs the target over examples once and stores its taps.
 //!
 //! A folder holds `manifest.json` and `taps-NNNNN.safetensors`. Record i of a shard is three tensors:
-//! `{i:08}.tokens` U32 [T], `{i:08}.loss_mask` U8 [T], `{i:08}.taps` BF16 [T, n_taps * H].
+//! `{i:08}.tokens` U32 `[T]`, `{i:08}.loss_mask` U8 `[T]`, `{i:08}.taps` BF16 [T, n_taps * H].
 //! Examples fill shards in their order; a shard is written beside, synced, renamed and only then recorded in the
 //! manifest. So a killed capture goes on with the first shard that is not recorded, and ends with the same bytes as
 //! one that was never interrupted.
@@ -70,7 +70,12 @@ pub fn capture(
     let _lock = lock(folder)?;
     let mut manifest = manifest_to_continue(folder, identity, examples)?;
     progress(manifest.records.len(), examples.len());
-    for shard in plan_shards(manifest.records.len(), examples, identity.tap_width(), config.shard_bytes) {
+    for shard in plan_shards(
+        manifest.records.len(),
+        examples,
+        identity.tap_width(),
+        config.shard_bytes,
+    ) {
         let mut done = shard[0];
         let one = |i: usize| record(target, identity, i, &examples[i]);
         let records = in_parallel(&shard, config.workers, &one, &mut || {
@@ -81,9 +86,10 @@ pub fn capture(
         let name = format!("taps-{index:05}.safetensors");
         write_shard(&folder.join(&name), &records, identity.tap_width())?;
         manifest.shards.push(name);
-        manifest
-            .records
-            .extend(records.into_iter().map(|record| RecordEntry { shard: index, ..record.entry }));
+        manifest.records.extend(records.into_iter().map(|record| RecordEntry {
+            shard: index,
+            ..record.entry
+        }));
         manifest.write(folder)?;
     }
     Ok(())
@@ -94,7 +100,10 @@ pub fn capture(
 pub fn check_layers(layers: &[usize], num_layers: usize) -> Result<()> {
     ensure!(!layers.is_empty(), "tap layers: expected at least one");
     for pair in layers.windows(2) {
-        ensure!(pair[0] < pair[1], "tap layers {layers:?}: expected strictly increasing ids");
+        ensure!(
+            pair[0] < pair[1],
+            "tap layers {layers:?}: expected strictly increasing ids"
+        );
     }
     for &layer in layers {
         ensure!(
@@ -107,12 +116,7 @@ pub fn check_layers(layers: &[usize], num_layers: usize) -> Result<()> {
 }
 
 /// Taps of one example, rounded to bf16: [T, n_taps * H], row-major. `i` is its index, for errors.
-pub(crate) fn taps_of_example(
-    target: &dyn Target,
-    layers: &[usize],
-    i: usize,
-    example: &Example,
-) -> Result<Vec<bf16>> {
+pub(crate) fn taps_of_example(target: &dyn Target, layers: &[usize], i: usize, example: &Example) -> Result<Vec<bf16>> {
     let info = target.info();
     let place = || format!("example {i} (line {})", example.source);
     let length = example.tokens.len();
@@ -124,11 +128,20 @@ pub(crate) fn taps_of_example(
         info.max_positions
     );
     if let Some(token) = example.tokens.iter().find(|&&token| token as usize >= info.vocab_size) {
-        bail!("{}: token {token}, but the target has {} rows of embedding", place(), info.vocab_size)
+        bail!(
+            "{}: token {token}, but the target has {} rows of embedding",
+            place(),
+            info.vocab_size
+        )
     }
     let taps = target.taps(&example.tokens, layers).with_context(place)?;
     let expected = [length, layers.len() * info.hidden_size];
-    ensure!(taps.dims() == expected, "{}: taps of shape {:?}, expected {expected:?}", place(), taps.dims());
+    ensure!(
+        taps.dims() == expected,
+        "{}: taps of shape {:?}, expected {expected:?}",
+        place(),
+        taps.dims()
+    );
     let values = taps
         .to_dtype(DType::BF16)
         .and_then(|taps| taps.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<bf16>())

@@ -292,8 +292,12 @@ mod tests {
 
     #[test]
     fn an_unknown_role_is_refused_by_name() {
-        let error = error_of(json!({"conversations": [{"from": "human", "value": "u"}, {"from": "bard", "value": "a"}]}));
-        assert!(error.contains("conversations[1]") && error.contains("\"bard\""), "{error}");
+        let error =
+            error_of(json!({"conversations": [{"from": "human", "value": "u"}, {"from": "bard", "value": "a"}]}));
+        assert!(
+            error.contains("conversations[1]") && error.contains("\"bard\""),
+            "{error}"
+        );
         assert!(error_of(json!({"messages": [{"role": "gpt", "content": "a"}]})).contains("\"gpt\""));
     }
 
@@ -306,11 +310,26 @@ mod tests {
             (json!({"messages": "hi"}), "messages: expected a list, got a string"),
             (json!({"messages": [{"role": "user"}]}), "messages[0]: content: missing"),
             (json!({"messages": [{"content": "x"}]}), "messages[0]: role: missing"),
-            (json!({"messages": [{"role": "user", "content": 3}]}), "content: expected text"),
-            (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}), "part 0"),
-            (json!({"messages": [{"role": "user", "content": "x"}], "enable_thinking": "no"}), "enable_thinking"),
-            (json!({"messages": [{"role": "user", "content": "x"}], "finish_reason": "dunno"}), "\"dunno\""),
-            (json!({"messages": [{"role": "user", "content": "x"}], "tools": {}}), "tools: expected a list"),
+            (
+                json!({"messages": [{"role": "user", "content": 3}]}),
+                "content: expected text",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+                "part 0",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": "x"}], "enable_thinking": "no"}),
+                "enable_thinking",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": "x"}], "finish_reason": "dunno"}),
+                "\"dunno\"",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": "x"}], "tools": {}}),
+                "tools: expected a list",
+            ),
         ] {
             let error = error_of(row);
             assert!(error.contains(expected), "{expected:?} not in {error:?}");

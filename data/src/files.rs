@@ -23,8 +23,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Renames a finished, synced file to its final name and syncs the folder.
 pub(crate) fn publish(beside: &Path, path: &Path) -> Result<()> {
-    fs::rename(beside, path)
-        .with_context(|| format!("{}: cannot rename to {}", beside.display(), path.display()))?;
+    fs::rename(beside, path).with_context(|| format!("{}: cannot rename to {}", beside.display(), path.display()))?;
     sync_folder(path)
 }
 
@@ -53,11 +52,13 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
 /// Lower-case hexadecimal form of some bytes.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        // writing to a String cannot fail
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    bytes
+        .iter()
+        .fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+            // writing to a String cannot fail
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
 }
 
 #[cfg(unix)]

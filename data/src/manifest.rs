@@ -47,7 +47,9 @@ impl Identity {
     /// Refuses taps that were made otherwise than expected; the error names the field and both values.
     pub fn check(&self, expected: &Self) -> Result<()> {
         let differs = |name: &str, stored: &dyn std::fmt::Debug, wanted: &dyn std::fmt::Debug| {
-            anyhow::anyhow!("the stored taps are of {name} {stored:?}, this run wants {wanted:?}: capture into another folder")
+            anyhow::anyhow!(
+                "the stored taps are of {name} {stored:?}, this run wants {wanted:?}: capture into another folder"
+            )
         };
         // destructured, so that a new field cannot be forgotten here
         let Self {
@@ -144,8 +146,16 @@ impl Manifest {
     }
 
     fn check(&self) -> Result<()> {
-        ensure!(self.format == FORMAT, "format: expected {FORMAT:?}, got {:?}", self.format);
-        ensure!(self.version == VERSION, "version: expected {VERSION}, got {}", self.version);
+        ensure!(
+            self.format == FORMAT,
+            "format: expected {FORMAT:?}, got {:?}",
+            self.format
+        );
+        ensure!(
+            self.version == VERSION,
+            "version: expected {VERSION}, got {}",
+            self.version
+        );
         ensure!(self.dtype == DTYPE, "dtype: expected {DTYPE:?}, got {:?}", self.dtype);
         if self.records.len() > self.total {
             bail!("{} records, more than the total of {}", self.records.len(), self.total)

@@ -29,6 +29,19 @@ pub(crate) fn json_dumps(value: &Value, style: &JsonStyle) -> String {
     text
 }
 
+/// `repr` of a float. Rust and Python agree on the shortest digits and on when to use an exponent, not on its spelling.
+pub(crate) fn float_repr(float: f64) -> String {
+    let printed = format!("{float:?}");
+    let Some((digits, exponent)) = printed.split_once('e') else {
+        return printed;
+    };
+    let (sign, exponent) = match exponent.strip_prefix('-') {
+        Some(exponent) => ('-', exponent),
+        None => ('+', exponent),
+    };
+    format!("{digits}e{sign}{exponent:0>2}")
+}
+
 /// `time.strftime` for the codes that templates use, in UTC; `None` for an unknown code.
 pub(crate) fn strftime(format: &str, unix_seconds: u64) -> Option<String> {
     let days = unix_seconds / 86_400;
@@ -69,7 +82,15 @@ pub(crate) fn strftime(format: &str, unix_seconds: u64) -> Option<String> {
     Some(text)
 }
 
-const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const WEEKDAYS: [&str; 7] = [
+    "Sunday",
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+    "Thursday",
+    "Friday",
+    "Saturday",
+];
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -143,18 +164,7 @@ fn write_number(text: &mut String, number: &Number) {
             return;
         }
     };
-    // Rust and Python agree on the shortest digits and on when to use an exponent, but not on its spelling
-    let printed = format!("{float:?}");
-    match printed.split_once('e') {
-        None => text.push_str(&printed),
-        Some((digits, exponent)) => {
-            let (sign, exponent) = match exponent.strip_prefix('-') {
-                Some(exponent) => ('-', exponent),
-                None => ('+', exponent),
-            };
-            let _ = write!(text, "{digits}e{sign}{exponent:0>2}");
-        }
-    }
+    text.push_str(&float_repr(float));
 }
 
 fn write_string(text: &mut String, string: &str, ensure_ascii: bool) {
@@ -188,7 +198,11 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month_from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let month = if month_from_march < 10 {
+        month_from_march + 3
+    } else {
+        month_from_march - 9
+    };
     (400 * era + year_of_era + u64::from(month <= 2), month, day)
 }
 

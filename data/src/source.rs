@@ -16,9 +16,9 @@ use crate::tokens::Example;
 /// One sequence with its taps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// Token ids, [T].
+    /// Token ids, `[T]`.
     pub tokens: Vec<u32>,
-    /// Whether each token was written by the target, [T].
+    /// Whether each token was written by the target, `[T]`.
     pub loss_mask: Vec<bool>,
     /// Tap states, [T, n_taps * H], row-major.
     pub taps: Vec<bf16>,

@@ -165,12 +165,16 @@ impl TapStore {
 
     /// Reads everything and verifies every checksum, on all threads.
     pub fn verify_all(&self) -> Result<()> {
-        (0..self.len()).into_par_iter().try_for_each(|i| self.get(i).map(|_| ()))
+        (0..self.len())
+            .into_par_iter()
+            .try_for_each(|i| self.get(i).map(|_| ()))
     }
 
     fn place(&self, i: usize) -> Result<&Place> {
         let count = self.records.len();
-        self.records.get(i).with_context(|| format!("record {i}: the folder holds {count}"))
+        self.records
+            .get(i)
+            .with_context(|| format!("record {i}: the folder holds {count}"))
     }
 
     fn record(&self, place: &Place) -> Record<'_> {
@@ -185,13 +189,13 @@ impl TapStore {
 }
 
 impl Record<'_> {
-    /// Token ids, [T].
+    /// Token ids, `[T]`.
     pub fn tokens(&self) -> Vec<u32> {
         let quads = self.tokens.chunks_exact(4);
         quads.map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     }
 
-    /// Loss mask, [T].
+    /// Loss mask, `[T]`.
     pub fn loss_mask(&self) -> Vec<bool> {
         self.loss_mask.iter().map(|&byte| byte != 0).collect()
     }
@@ -227,7 +231,11 @@ fn open_shard(path: &Path) -> Result<(Mmap, Placed)> {
         SafeTensors::read_metadata(&map).map_err(|error| anyhow::anyhow!("not a safetensors file: {error}"))?;
     let data = 8 + header;
     let expected = data + metadata.data_len();
-    ensure!(map.len() == expected, "{} bytes, its header says {expected}: cut off or overwritten", map.len());
+    ensure!(
+        map.len() == expected,
+        "{} bytes, its header says {expected}: cut off or overwritten",
+        map.len()
+    );
     let placed = metadata
         .tensors()
         .into_iter()

@@ -22,7 +22,10 @@ const READ_WHOLE: u64 = 64 << 20;
 pub fn target_hash(folder: &Path) -> Result<String> {
     let config = folder.join("config.json");
     let mut hash = Sha256::new();
-    add(&mut hash, &std::fs::read(&config).with_context(|| format!("{}: cannot read", config.display()))?);
+    add(
+        &mut hash,
+        &std::fs::read(&config).with_context(|| format!("{}: cannot read", config.display()))?,
+    );
     let files = tensor_files(folder)?;
     ensure!(!files.is_empty(), "{}: no *.safetensors file", folder.display());
     for path in files {
@@ -35,7 +38,9 @@ pub fn target_hash(folder: &Path) -> Result<String> {
 fn tensor_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).with_context(|| format!("{}: cannot list", folder.display()))? {
-        let path = entry.with_context(|| format!("{}: cannot list", folder.display()))?.path();
+        let path = entry
+            .with_context(|| format!("{}: cannot list", folder.display()))?
+            .path();
         if path.extension().is_some_and(|extension| extension == "safetensors") {
             files.push(path);
         }

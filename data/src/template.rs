@@ -4,6 +4,7 @@
 //! `strftime_now` (UTC), `tojson` with Python's text, `break`/`continue`; `{% generation %}` marks are accepted and
 //! have no effect. Nothing is escaped for HTML. Special tokens of `tokenizer_config.json` stand in the context.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,12 +12,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow, bail};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, escape_formatter};
 use serde_json::Value;
 
 use crate::conversation::Message;
 use crate::files::{read_json, read_text, sha256_hex};
-use crate::python::{JsonStyle, json_dumps, strftime};
+use crate::python::{JsonStyle, float_repr, json_dumps, strftime};
 
 /// Name under which the only template is stored; part of every error of the engine.
 const NAME: &str = "chat_template";
@@ -45,7 +46,11 @@ impl ChatTemplate {
     /// `tokenizer_config.json` (a string, or a list of named ones of which `default` is taken).
     pub fn load(folder: &Path) -> Result<Self> {
         let config_path = folder.join("tokenizer_config.json");
-        let config = if config_path.exists() { read_json(&config_path)? } else { Value::Null };
+        let config = if config_path.exists() {
+            read_json(&config_path)?
+        } else {
+            Value::Null
+        };
         let jinja_path = folder.join("chat_template.jinja");
         let (text, origin) = if jinja_path.exists() {
             (read_text(&jinja_path)?, jinja_path)
@@ -59,16 +64,27 @@ impl ChatTemplate {
 
     /// Compiles a template text. `strftime_now` answers with the time of this call.
     pub fn new(text: &str, special_tokens: BTreeMap<String, String>) -> Result<Self> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |age| age.as_secs());
         let mut engine = Environment::new();
         engine.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+        // its reports copy the whole template into every error
+        engine.set_debug(false);
         engine.set_auto_escape_callback(|_| AutoEscape::None);
         engine.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        engine.set_formatter(|out, state, value| escape_formatter(out, state, &with_python_float(value)));
+        engine.add_filter("string", |value: minijinja::Value| {
+            with_python_float(&value).to_string()
+        });
         engine.add_filter("tojson", to_json);
         engine.add_function("raise_exception", raise_exception);
         engine.add_function("strftime_now", move |format: &str| {
             strftime(format, now).ok_or_else(|| {
-                Error::new(ErrorKind::InvalidOperation, format!("strftime_now: unknown code in {format:?}"))
+                Error::new(
+                    ErrorKind::InvalidOperation,
+                    format!("strftime_now: unknown code in {format:?}"),
+                )
             })
         });
         engine
@@ -168,11 +184,28 @@ fn without_generation_marks(text: &str) -> String {
     plain
 }
 
-fn raise_exception(message: &str) -> Result<String, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, format!("the template refuses: {message}")))
+/// Printed floats read as Python's (1e-07, not 0.0000001). Inside printed lists the engine's own spelling stays.
+fn with_python_float(value: &minijinja::Value) -> Cow<'_, minijinja::Value> {
+    if value.is_number()
+        && !value.is_integer()
+        && let Ok(float) = f64::try_from(value.clone())
+    {
+        return Cow::Owned(float_repr(float).into());
+    }
+    Cow::Borrowed(value)
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the engine hands filters their arguments by value")]
+fn raise_exception(message: &str) -> Result<String, Error> {
+    Err(Error::new(
+        ErrorKind::InvalidOperation,
+        format!("the template refuses: {message}"),
+    ))
+}
+
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the engine hands filters their arguments by value"
+)]
 fn to_json(value: minijinja::Value, arguments: Kwargs) -> Result<String, Error> {
     let failed = |what: String| Error::new(ErrorKind::InvalidOperation, format!("tojson: {what}"));
     if value.is_undefined() {

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rayon::prelude::*;
 
 use crate::anchors::anchor_candidates;
-use crate::conversation::{Conversation, Finish};
+use crate::conversation::{Conversation, Finish, Message};
 use crate::stops::stop_ids;
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -44,9 +44,9 @@ impl Chat {
 /// One training sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Example {
-    /// Token ids, [T].
+    /// Token ids, `[T]`.
     pub tokens: Vec<u32>,
-    /// Whether each token was written by the target, [T].
+    /// Whether each token was written by the target, `[T]`.
     pub loss_mask: Vec<bool>,
     /// Line of the row that it comes from, 1-based.
     pub source: usize,
@@ -162,7 +162,11 @@ impl fmt::Display for Report {
             self.rows, self.examples, self.tokens, self.supervised, self.truncated
         )?;
         for (reason, case) in &self.dropped {
-            write!(f, "\n  dropped {}: {reason} (line {}: {})", case.count, case.line, case.sample)?;
+            write!(
+                f,
+                "\n  dropped {}: {reason} (line {}: {})",
+                case.count, case.line, case.sample
+            )?;
         }
         Ok(())
     }
@@ -173,7 +177,11 @@ impl fmt::Display for Report {
 /// # Errors
 /// When the tokenizer fails, or when no example is left: the report is then part of the error.
 pub fn prepare(chat: &Chat, rows: &[(usize, Conversation)], config: &PrepareConfig) -> Result<(Vec<Example>, Report)> {
-    ensure!(config.max_length >= 2, "max_length {}: expected at least 2 tokens", config.max_length);
+    ensure!(
+        config.max_length >= 2,
+        "max_length {}: expected at least 2 tokens",
+        config.max_length
+    );
     let per_row: Vec<Vec<Outcome>> = rows
         .par_iter()
         .map(|(line, row)| examples_of_row(chat, *line, row, config).with_context(|| format!("line {line}")))
@@ -213,7 +221,7 @@ pub fn prepare(chat: &Chat, rows: &[(usize, Conversation)], config: &PrepareConf
 /// # Errors
 /// When the conversation already ends with an assistant turn, or the template refuses it.
 pub fn prompt_text(template: &ChatTemplate, conversation: &Conversation, thinking: Option<bool>) -> Result<String> {
-    match conversation.messages.last().map(|message| message.role()) {
+    match conversation.messages.last().map(Message::role) {
         Some("user" | "tool") => {}
         Some(role) => bail!("a prompt must end with a user or tool message, this one ends with {role}"),
         None => bail!("a prompt without messages"),
@@ -224,7 +232,8 @@ pub fn prompt_text(template: &ChatTemplate, conversation: &Conversation, thinkin
 
 /// Tokens of [`prompt_text`]. The row's own `enable_thinking` stands above `thinking`.
 pub fn prompt_tokens(chat: &Chat, conversation: &Conversation, thinking: Option<bool>) -> Result<Vec<u32>> {
-    chat.tokenizer.encode(&prompt_text(&chat.template, conversation, thinking)?)
+    chat.tokenizer
+        .encode(&prompt_text(&chat.template, conversation, thinking)?)
 }
 
 enum Outcome {
@@ -262,7 +271,12 @@ fn example_of_turn(
     let rendered = render(&row.messages[..turn], true).and_then(|p| Ok((p, render(&row.messages[..=turn], false)?)));
     let (prompt, full) = match rendered {
         Ok(texts) => texts,
-        Err(error) => return Ok(Outcome::Dropped(Dropped::TemplateError, format!("turn {turn}: {error:#}"))),
+        Err(error) => {
+            return Ok(Outcome::Dropped(
+                Dropped::TemplateError,
+                format!("turn {turn}: {error:#}"),
+            ));
+        }
     };
     let Some(response) = full.strip_prefix(prompt.as_str()) else {
         let sample = format!("turn {turn}: {}", divergence(&prompt, &full));
@@ -274,10 +288,16 @@ fn example_of_turn(
         let sample = format!("turn {turn}: none of {:?} in its {} tokens", chat.stops, response.len());
         return Ok(Outcome::Dropped(Dropped::NoStopToken, sample));
     };
-    let last_turn = row.messages[turn + 1..].iter().all(|message| message.role() != "assistant");
+    let last_turn = row.messages[turn + 1..]
+        .iter()
+        .all(|message| message.role() != "assistant");
     let own_stop = !(last_turn && row.finish == Finish::Length);
     response.truncate(stop + usize::from(own_stop));
-    Ok(fitted(Example::of_response(&prompt, &response, line), prompt.len(), config))
+    Ok(fitted(
+        Example::of_response(&prompt, &response, line),
+        prompt.len(),
+        config,
+    ))
 }
 
 /// Applies the length policy and asks for at least one anchor.
@@ -287,7 +307,10 @@ fn fitted(mut example: Example, prompt: usize, config: &PrepareConfig) -> Outcom
     if long {
         // an anchor needs two tokens of the response
         if config.length_policy == LengthPolicy::Drop || prompt + 2 > config.max_length {
-            let sample = format!("{length} tokens ({prompt} of them prompt), at most {} allowed", config.max_length);
+            let sample = format!(
+                "{length} tokens ({prompt} of them prompt), at most {} allowed",
+                config.max_length
+            );
             return Outcome::Dropped(Dropped::TooLong, sample);
         }
         example.tokens.truncate(config.max_length);
