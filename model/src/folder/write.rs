@@ -102,7 +102,8 @@ pub fn write_files(
 /// Naming tensor, index and value of the first one that is not finite, before or after rounding.
 pub(super) fn to_bf16(name: &str, tensor: &Tensor) -> Result<Vec<bf16>> {
     let flat = tensor.to_device(&Device::Cpu)?.flatten_all()?;
-    let rounded: Vec<bf16> = flat.to_dtype(DType::BF16)?.to_vec1()?;
+    // by way of F32: the direct conversion from F64 drops the lower half before it rounds
+    let rounded: Vec<bf16> = flat.to_dtype(DType::F32)?.to_dtype(DType::BF16)?.to_vec1()?;
     let Some(place) = rounded.iter().position(|value| !value.is_finite()) else {
         return Ok(rounded);
     };

@@ -3,3 +3,4 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails like the test itself")]
 
 mod config;
+mod folder;
