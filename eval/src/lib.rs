@@ -1,1 +1,27 @@
-//! placeholder
+//! Speculative decoding with DFlash drafters: the loop, what it accepts, and whether it changes the text.
+//!
+//! - [`speculate`]: the decoding loop, speculative and plain, on [`argmax`]
+//! - [`acceptance`]: counts of rounds and the numbers read from them
+//! - [`evaluate`]: generation mode over prompts, timed; [`replay`]: the same counts over recorded text
+//! - [`lossless`]: speculative against plain text with trained, random, right and wrong drafters
+//! - [`report`], [`table`]: JSON and terminal; [`load`]: the folders and prompts of a command line
+//! - [`scripted`], [`scripted_target`]: drafters and a target for tests, of this room and of those above
+
+pub mod acceptance;
+pub mod argmax;
+pub mod evaluate;
+pub mod lossless;
+pub mod progress;
+pub mod random;
+pub mod replay;
+pub mod report;
+pub mod scripted;
+pub mod scripted_target;
+pub mod speculate;
+pub mod table;
+
+pub use acceptance::{Counts, Tally};
+pub use evaluate::{Options, Progress, evaluate};
+pub use replay::{Recording, replay, response_range};
+pub use report::{Report, Setting};
+pub use speculate::{Emitted, Finish, Generation, Limits, Round, plain, speculate};

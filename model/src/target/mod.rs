@@ -3,7 +3,62 @@
 //! A [`Target`] is shared and immutable; a [`Session`] is one sequence being decoded, with its attention and
 //! gated-delta-net caches. Tap id `i` is the output of decoder layer `i` (0-based), before the final norm.
 
-use candle_core::{Result, Tensor};
+mod attention;
+mod composed;
+mod composed_session;
+pub mod config;
+mod cpu;
+mod cpu_session;
+mod delta;
+mod kernels;
+mod packed;
+mod small_matmul;
+mod weights;
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Result, Tensor, bail};
+
+use crate::tensor_file::TensorFolder;
+pub use config::TargetConfig;
+
+/// Loads the target in `dir` (`config.json` and its tensors) onto `device`, computing in `compute`: F32 or BF16.
+///
+/// # Errors
+/// When the model is not a dense Qwen3.5 or Qwen3, a tensor is missing, unexpected or misshapen, or `compute` is another
+/// type.
+pub fn load(dir: &Path, device: &Device, compute: DType) -> Result<Box<dyn Target>> {
+    if !device.is_cpu() {
+        return load_composed(dir, device, compute);
+    }
+    let (config, folder) = open(dir, compute)?;
+    let weights = weights::Weights::check(&folder, &config)?;
+    Ok(Box::new(cpu::CpuTarget::load(
+        &weights,
+        config,
+        compute == DType::BF16,
+    )?))
+}
+
+/// As [`load`], made of candle tensor operations on any device: slower on the CPU, where it serves as the twin of the
+/// kernels.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_composed(dir: &Path, device: &Device, compute: DType) -> Result<Box<dyn Target>> {
+    let (config, folder) = open(dir, compute)?;
+    let weights = weights::Weights::check(&folder, &config)?;
+    Ok(Box::new(composed::ComposedTarget::load(
+        &weights, config, device, compute,
+    )?))
+}
+
+fn open(dir: &Path, compute: DType) -> Result<(TargetConfig, TensorFolder)> {
+    if !matches!(compute, DType::F32 | DType::BF16) {
+        bail!("compute type {compute:?}: expected F32 or BF16")
+    }
+    Ok((TargetConfig::read(dir)?, TensorFolder::open(dir)?))
+}
 
 /// What other rooms need to know of a target.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +90,19 @@ pub struct TargetHead {
     pub embed: Tensor,
     /// Language-model head, [V, H]; the same tensor as `embed` when tied.
     pub head: Tensor,
+}
+
+impl TargetHead {
+    /// Both matrices widened to f32; one copy when tied.
+    pub fn in_f32(&self) -> Result<Self> {
+        let head = self.head.to_dtype(DType::F32)?;
+        let embed = if self.embed.id() == self.head.id() {
+            head.clone()
+        } else {
+            self.embed.to_dtype(DType::F32)?
+        };
+        Ok(Self { embed, head })
+    }
 }
 
 /// Which rows of a forward pass get logits (each costs V x H multiplications).
@@ -90,6 +158,23 @@ pub trait Session {
 
     /// Runs tokens after those cached without keeping them: the session changes only by [`VerifyStep::commit`].
     fn verify(&mut self, tokens: &[u32]) -> Result<VerifyStep<'_>>;
+
+    /// What the gated-delta-net layers remember, one entry a layer, `None` for full attention. For inspection.
+    ///
+    /// # Errors
+    /// When this kind of session keeps no such states.
+    fn delta_net_states(&self) -> Result<Vec<Option<DeltaNetState>>> {
+        bail!("this session keeps no gated-delta-net states")
+    }
+}
+
+/// The memory of one gated-delta-net layer.
+#[derive(Debug, Clone)]
+pub struct DeltaNetState {
+    /// Last inputs of the convolution, oldest first, [taps - 1, channels].
+    pub conv_tail: Tensor,
+    /// S, f32, [value heads, key channels, value channels].
+    pub state: Tensor,
 }
 
 /// What a target hands out of a verify pass: the outcome and the half-finished cache update.
@@ -126,8 +211,54 @@ impl<'s> VerifyStep<'s> {
     /// When `n` is larger than T; the session is then unchanged.
     pub fn commit(self, n: usize) -> Result<()> {
         if n > self.rows {
-            candle_core::bail!("commit of {n} tokens: the verify pass had {}", self.rows)
+            bail!("commit of {n} tokens: the verify pass had {}", self.rows)
         }
         self.pending.commit(n)
     }
+}
+
+/// Refuses a tap list that is not strictly increasing below N - 1.
+pub(crate) fn check_taps(taps: &[usize], info: &TargetInfo) -> Result<()> {
+    if let Some(pair) = taps.windows(2).find(|pair| pair[0] >= pair[1]) {
+        bail!(
+            "taps {taps:?}: {} does not come before {}, expected strictly increasing ids",
+            pair[0],
+            pair[1]
+        )
+    }
+    match taps.last() {
+        Some(last) if last + 1 >= info.num_layers => bail!(
+            "taps {taps:?}: layer {last} of {} layers; the last layer's output is only used after the final norm, expected \
+             ids below {}",
+            info.num_layers,
+            info.num_layers - 1
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses an empty input, ids outside the vocabulary and positions that the target was not made for.
+pub(crate) fn check_tokens(tokens: &[u32], start: usize, info: &TargetInfo) -> Result<()> {
+    if tokens.is_empty() {
+        bail!("no tokens to run")
+    }
+    if let Some((i, token)) = tokens
+        .iter()
+        .enumerate()
+        .find(|(_, token)| **token as usize >= info.vocab_size)
+    {
+        bail!(
+            "token {i} is {token}: the target's vocabulary has {} rows",
+            info.vocab_size
+        )
+    }
+    let end = start + tokens.len();
+    if end > info.max_positions {
+        bail!(
+            "{start} tokens and {} more: the target serves {} positions",
+            tokens.len(),
+            info.max_positions
+        )
+    }
+    Ok(())
 }

@@ -1,0 +1,414 @@
+//! The DFlash drafter and DFlash 2, which is DFlash with two optional parts.
+//!
+//! One pass fills a block. Context, once for all layers: c = rms(fc f), f the target's taps. A layer:
+//!   a = conv_before(rms(x));  q = a Wq, k = [c Wk ; a Wk], v = [c Wv ; a Wv];  q, k normed a head, then rotated
+//!   x += conv_after(attend(q, k, v) Wo);   m = conv_before(rms(x));  x += conv_after(swiglu(m Wg, m Wu) Wd)
+//! The conv is a grouped dynamic convolution along the block's slots ([`ops::grouped_conv`]); context rows never
+//! pass it. Embedding and head are the target's. Slot j of a block at anchor a predicts the token at a + j.
+//!
+//! The selector rescores the k best tokens C of each slot: S(p, c) = u(c) + <A[p] * P h, B[c]>, u the unary logit,
+//! p the token chosen at the slot before (the anchor first); a greedy walk takes the best, left to right.
+//!
+//! Papers: arXiv 2602.06036 (DFlash); DFlash 2 after its published checkpoints. Shapes: N blocks, B slots,
+//! R = N * B rows, T context rows, H hidden, V vocabulary, r rank, k candidates.
+
+use crate::blocks::Blocks;
+use crate::drafter_config::{DrafterConfig, LayerRule};
+use crate::ops::{self, AttentionPlan, LogitShape, Rotation, linear, rms_norm};
+use crate::params::{self, Params};
+use crate::target::TargetHead;
+use candle_core::{DType, Device, Result, Tensor};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A drafter's weights and rules. Training and decoding share it.
+#[derive(Debug, Clone)]
+pub struct Drafter {
+    /// The resolved configuration.
+    pub config: DrafterConfig,
+    fc: Tensor,          // [H, n_taps * H]
+    hidden_norm: Tensor, // [H]
+    layers: Vec<Layer>,
+    norm: Tensor, // [H]
+    /// DFlash 2's selector.
+    pub selector: Option<CandidateSelector>,
+}
+
+impl Drafter {
+    /// A drafter over trainable variables: gradients flow to them.
+    pub fn new(config: DrafterConfig, params: &Params) -> Result<Self> {
+        Self::build(config, &|name| {
+            Ok(params.vars().get(name).map(|var| var.as_tensor().clone()))
+        })
+    }
+
+    /// Loads a published folder, strictly; weights are widened to f32.
+    pub fn load(dir: &Path, device: &Device) -> Result<Self> {
+        let config = DrafterConfig::from_json_file(&dir.join("config.json"))?;
+        let tensors = crate::folder::read_tensors(dir, &config, device)?;
+        Self::build(config, &|name| {
+            tensors.get(name).map(|t| t.to_dtype(DType::F32)).transpose()
+        })
+    }
+
+    fn build(config: DrafterConfig, find: &dyn Fn(&str) -> Result<Option<Tensor>>) -> Result<Self> {
+        let get = |name: &str| match find(name)? {
+            Some(tensor) => Ok(tensor),
+            None => candle_core::bail!("drafter: tensor {name} is missing"),
+        };
+        let layers = config.layers.iter().enumerate();
+        let layers = layers.map(|(i, rule)| Layer::load(&config, *rule, &|name| get(&format!("layers.{i}.{name}"))));
+        Ok(Self {
+            fc: get("fc.weight")?,
+            hidden_norm: get("hidden_norm.weight")?,
+            layers: layers.collect::<Result<_>>()?,
+            norm: get("norm.weight")?,
+            selector: match config.selector {
+                Some(sizes) => Some(CandidateSelector::load(sizes.top_k, find, &get)?),
+                None => None,
+            },
+            config,
+        })
+    }
+
+    /// What happens between head and logits.
+    pub fn logit_shape(&self) -> LogitShape {
+        LogitShape {
+            multiplier: self.config.output_multiplier,
+            softcap: self.config.final_logit_softcapping,
+        }
+    }
+
+    /// Training form: post-norm hidden of every slot of every block, [N * B, H].
+    ///
+    /// `taps`: [T, n_taps * H] f32, row i belonging to `blocks.context_positions[i]`; `head.embed` in any type.
+    pub fn hidden(&self, blocks: &Blocks, taps: &Tensor, head: &TargetHead) -> Result<Tensor> {
+        let config = &self.config;
+        let b = blocks.block_size;
+        let positions = blocks.blocks.iter().flat_map(|block| block.anchor..block.anchor + b);
+        let slots = Rotation::new(positions, config.head_dim, config.rope_theta);
+        let context_positions = blocks.context_positions.iter().map(|p| *p as usize);
+        let rows = Rotation::new(context_positions, config.head_dim, config.rope_theta);
+        let all_blocks = Arc::new(blocks.blocks.clone());
+        let context = self.context(taps)?;
+        let mut x = self.embed_blocks(&blocks.anchors, b, head)?;
+        for layer in &self.layers {
+            let (context_k, context_v) = layer.keys_values(&context, &rows, config)?;
+            let plan = AttentionPlan {
+                blocks: all_blocks.clone(),
+                block_size: b,
+                context_rows: taps.dim(0)?,
+                rule: layer.rule,
+            };
+            x = layer.forward(&x, &slots, b, config, &|q, k, v| {
+                ops::block_attention(
+                    q,
+                    &Tensor::cat(&[&context_k, k], 0)?,
+                    &Tensor::cat(&[&context_v, v], 0)?,
+                    &plan,
+                )
+            })?;
+        }
+        rms_norm(&x, &self.norm, config.rms_norm_eps)
+    }
+
+    /// Context rows shared by all layers, [T, H].
+    fn context(&self, taps: &Tensor) -> Result<Tensor> {
+        rms_norm(&linear(taps, &self.fc)?, &self.hidden_norm, self.config.rms_norm_eps)
+    }
+
+    /// Embeddings of [anchor, MASK x (b - 1)] for every anchor, [N * b, H] f32.
+    fn embed_blocks(&self, anchors: &[u32], b: usize, head: &TargetHead) -> Result<Tensor> {
+        let (mask, v) = (self.config.mask_token_id, self.config.vocab_size);
+        if let Some(anchor) = anchors.iter().find(|id| **id as usize >= v) {
+            candle_core::bail!("anchor token {anchor}: the drafter's vocabulary has {v} rows")
+        }
+        let ids: Vec<u32> = anchors
+            .iter()
+            .flat_map(|a| (0..b).map(move |j| if j == 0 { *a } else { mask }))
+            .collect();
+        let ids = Tensor::from_vec(ids, anchors.len() * b, head.embed.device())?;
+        let x = head.embed.index_select(&ids, 0)?.to_dtype(DType::F32)?;
+        x.affine(self.config.input_embedding_scale, 0.0)
+    }
+
+    /// An empty decoding context.
+    pub fn decoding_context(&self) -> DecodingContext {
+        DecodingContext {
+            len: 0,
+            layers: vec![None; self.layers.len()],
+        }
+    }
+
+    /// Appends committed positions to a decoding context. `taps`: [m, n_taps * H], any float type.
+    pub fn extend(&self, context: &mut DecodingContext, taps: &Tensor) -> Result<()> {
+        let m = taps.dim(0)?;
+        if m == 0 {
+            return Ok(());
+        }
+        let config = &self.config;
+        let rows = self.context(&taps.to_dtype(DType::F32)?)?;
+        let positions = Rotation::new(context.len..context.len + m, config.head_dim, config.rope_theta);
+        for (layer, cache) in self.layers.iter().zip(&mut context.layers) {
+            let (k, v) = layer.keys_values(&rows, &positions, config)?;
+            match cache {
+                Some(cache) => {
+                    cache.0.append(&k, context.len)?;
+                    cache.1.append(&v, context.len)?;
+                }
+                None => *cache = Some((Rows::new(&k)?, Rows::new(&v)?)),
+            }
+        }
+        context.len += m;
+        Ok(())
+    }
+
+    /// Decoding form: post-norm hidden of the first `slots` slots of the block at the context's end, [slots, H].
+    pub fn block_hidden(
+        &self,
+        context: &DecodingContext,
+        anchor: u32,
+        slots: usize,
+        head: &TargetHead,
+    ) -> Result<Tensor> {
+        let config = &self.config;
+        let positions = context.len..context.len + slots;
+        let rotation = Rotation::new(positions, config.head_dim, config.rope_theta);
+        let mut x = self.embed_blocks(&[anchor], slots, head)?;
+        for (layer, cache) in self.layers.iter().zip(&context.layers) {
+            x = layer.forward(&x, &rotation, slots, config, &|q, k, v| match cache {
+                Some((keys, values)) => {
+                    let context = (&keys.rows(context.len)?, &values.rows(context.len)?);
+                    ops::attend_one_block(q, context, (k, v), layer.rule)
+                }
+                None => ops::attend_one_block(q, (&k.narrow(0, 0, 0)?, &v.narrow(0, 0, 0)?), (k, v), layer.rule),
+            })?;
+        }
+        rms_norm(&x, &self.norm, config.rms_norm_eps)
+    }
+}
+
+/// One decoder layer.
+#[derive(Debug, Clone)]
+struct Layer {
+    rule: LayerRule,
+    input_layernorm: Tensor,          // [H]
+    post_attention_layernorm: Tensor, // [H]
+    q_proj: Tensor,                   // [heads * D, H]
+    k_proj: Tensor,                   // [kv_heads * D, H]
+    v_proj: Tensor,                   // [kv_heads * D, H]
+    o_proj: Tensor,                   // [H, heads * D]
+    q_norm: Tensor,                   // [D]
+    k_norm: Tensor,                   // [D]
+    gate_proj: Tensor,                // [I, H]
+    up_proj: Tensor,                  // [I, H]
+    down_proj: Tensor,                // [H, I]
+    attention_conv: Option<GroupedDynamicConv>,
+    mlp_conv: Option<GroupedDynamicConv>,
+}
+
+impl Layer {
+    fn load(config: &DrafterConfig, rule: LayerRule, get: &dyn Fn(&str) -> Result<Tensor>) -> Result<Self> {
+        let conv = |name: &str| match config.conv {
+            Some(_) => GroupedDynamicConv::load(name, get).map(Some),
+            None => Ok(None),
+        };
+        Ok(Self {
+            rule,
+            input_layernorm: get("input_layernorm.weight")?,
+            post_attention_layernorm: get("post_attention_layernorm.weight")?,
+            q_proj: get("self_attn.q_proj.weight")?,
+            k_proj: get("self_attn.k_proj.weight")?,
+            v_proj: get("self_attn.v_proj.weight")?,
+            o_proj: get("self_attn.o_proj.weight")?,
+            q_norm: get("self_attn.q_norm.weight")?,
+            k_norm: get("self_attn.k_norm.weight")?,
+            gate_proj: get("mlp.gate_proj.weight")?,
+            up_proj: get("mlp.up_proj.weight")?,
+            down_proj: get("mlp.down_proj.weight")?,
+            attention_conv: conv("attention_conv")?,
+            mlp_conv: conv("mlp_conv")?,
+        })
+    }
+
+    /// Rotated keys and values of rows that are already normed, each [rows, kv_heads, D].
+    fn keys_values(&self, rows: &Tensor, at: &Rotation, config: &DrafterConfig) -> Result<(Tensor, Tensor)> {
+        let shape = (rows.dim(0)?, config.num_kv_heads, config.head_dim);
+        let k = rms_norm(
+            &linear(rows, &self.k_proj)?.reshape(shape)?,
+            &self.k_norm,
+            config.rms_norm_eps,
+        )?;
+        Ok((ops::rope(&k, at)?, linear(rows, &self.v_proj)?.reshape(shape)?))
+    }
+
+    /// x [R, H] -> [R, H]; `attend` gets q [R, heads, D] and the block rows' own k and v [R, kv_heads, D].
+    fn forward(
+        &self,
+        x: &Tensor,
+        at: &Rotation,
+        block_size: usize,
+        config: &DrafterConfig,
+        attend: &dyn Fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let (rows, eps) = (x.dim(0)?, config.rms_norm_eps);
+        let attention = |a: &Tensor| {
+            let q = linear(a, &self.q_proj)?.reshape((rows, config.num_heads, config.head_dim))?;
+            let q = ops::rope(&rms_norm(&q, &self.q_norm, eps)?, at)?;
+            let (k, v) = self.keys_values(a, at, config)?;
+            linear(
+                &attend(&q, &k, &v)?.reshape((rows, config.num_heads * config.head_dim))?,
+                &self.o_proj,
+            )
+        };
+        let feed_forward = |m: &Tensor| {
+            linear(
+                &ops::swiglu(&linear(m, &self.gate_proj)?, &linear(m, &self.up_proj)?)?,
+                &self.down_proj,
+            )
+        };
+        let a = rms_norm(x, &self.input_layernorm, eps)?;
+        let x = (x + around(self.attention_conv.as_ref(), &a, block_size, attention)?)?;
+        let m = rms_norm(&x, &self.post_attention_layernorm, eps)?;
+        &x + around(self.mlp_conv.as_ref(), &m, block_size, feed_forward)?
+    }
+}
+
+/// Runs a sublayer between the two sides of its convolution, if it has one.
+fn around(
+    conv: Option<&GroupedDynamicConv>,
+    input: &Tensor,
+    block_size: usize,
+    sublayer: impl Fn(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let Some(conv) = conv else { return sublayer(input) };
+    // One projection of the normed input gives the coefficients of both sides.
+    let delta = linear(input, &conv.kernel_projection)?;
+    let before = ops::grouped_conv(input, &delta, &conv.base_kernel, 0, block_size)?;
+    ops::grouped_conv(&sublayer(&before)?, &delta, &conv.base_kernel, 1, block_size)
+}
+
+/// Coefficients of a sublayer's two convolutions.
+#[derive(Debug, Clone)]
+struct GroupedDynamicConv {
+    base_kernel: Tensor,       // [2, K, H]: side, tap, channel
+    kernel_projection: Tensor, // [2 * K * G, H]: side, tap, group
+}
+
+impl GroupedDynamicConv {
+    fn load(name: &str, get: &dyn Fn(&str) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self {
+            base_kernel: get(&format!("{name}.base_kernel"))?,
+            kernel_projection: get(&format!("{name}.kernel_projection.weight"))?,
+        })
+    }
+}
+
+/// DFlash 2's candidate selector.
+#[derive(Debug, Clone)]
+pub struct CandidateSelector {
+    /// Candidates a slot, k.
+    pub top_k: usize,
+    hidden_projection: Tensor, // [r, H]
+    codebooks: CodebookTensors,
+}
+
+#[derive(Debug, Clone)]
+enum CodebookTensors {
+    Free { predecessor: Tensor, successor: Tensor },     // [V, r] each
+    Factored { predecessor: Tensor, successor: Tensor }, // [r, H], [H, r]
+}
+
+impl CandidateSelector {
+    fn load(
+        top_k: usize,
+        find: &dyn Fn(&str) -> Result<Option<Tensor>>,
+        get: &dyn Fn(&str) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let codebooks = match (find(params::PREDECESSOR_FACTOR)?, find(params::SUCCESSOR_FACTOR)?) {
+            (Some(predecessor), Some(successor)) => CodebookTensors::Factored { predecessor, successor },
+            _ => CodebookTensors::Free {
+                predecessor: get(params::PREDECESSOR_CODEBOOK)?,
+                successor: get(params::SUCCESSOR_CODEBOOK)?,
+            },
+        };
+        let hidden_projection = get("candidate_selector.hidden_projection.weight")?;
+        Ok(Self {
+            top_k,
+            hidden_projection,
+            codebooks,
+        })
+    }
+
+    /// Pair scores <A[p] * P h, B[c]> of k candidates a row, [R, k], differentiable.
+    ///
+    /// `hidden`: [R, H] post-norm; `predecessors`: R tokens; `candidates`: R * k tokens; `head` in f32.
+    pub fn edges(
+        &self,
+        hidden: &Tensor,
+        predecessors: &[u32],
+        candidates: &Arc<Vec<u32>>,
+        head: &TargetHead,
+    ) -> Result<Tensor> {
+        let rows = hidden.dim(0)?;
+        let k = candidates.len() / rows.max(1);
+        let predecessors = Tensor::from_slice(predecessors, rows, hidden.device())?;
+        let z = linear(hidden, &self.hidden_projection)?;
+        match &self.codebooks {
+            CodebookTensors::Free { predecessor, successor } => {
+                let x = (predecessor.index_select(&predecessors, 0)? * z)?;
+                let ids = Tensor::from_slice(candidates, rows * k, hidden.device())?;
+                let successors = successor.index_select(&ids, 0)?.reshape((rows, k, x.dim(1)?))?;
+                successors.broadcast_mul(&x.unsqueeze(1)?)?.sum(2)
+            }
+            CodebookTensors::Factored { predecessor, successor } => {
+                let rows_of = head.embed.index_select(&predecessors, 0)?.to_dtype(DType::F32)?;
+                let x = (linear(&rows_of, predecessor)? * z)?;
+                // B[c] . x = (E'[c] Wb) . x = E'[c] . (Wb x): no codebook row is ever formed.
+                ops::gathered_dot(&linear(&x, successor)?, &head.head, candidates, k)
+            }
+        }
+    }
+}
+
+/// What a drafter keeps of a sequence while decoding: rotated context keys and values of every layer.
+#[derive(Debug)]
+pub struct DecodingContext {
+    /// Committed positions seen.
+    pub len: usize,
+    layers: Vec<Option<(Rows, Rows)>>,
+}
+
+/// Rows that grow at the end, with room to spare so that appending does not copy what is there.
+#[derive(Debug, Clone)]
+struct Rows {
+    buffer: Tensor, // [capacity, kv_heads, D]
+}
+
+impl Rows {
+    fn new(first: &Tensor) -> Result<Self> {
+        let (rows, heads, d) = first.dims3()?;
+        let buffer = Tensor::zeros(
+            ((rows + 64).next_power_of_two(), heads, d),
+            first.dtype(),
+            first.device(),
+        )?;
+        buffer.slice_set(&first.contiguous()?, 0, 0)?;
+        Ok(Self { buffer })
+    }
+
+    fn append(&mut self, more: &Tensor, len: usize) -> Result<()> {
+        let (rows, heads, d) = more.dims3()?;
+        if len + rows > self.buffer.dim(0)? {
+            let capacity = (len + rows).next_power_of_two() * 2;
+            let larger = Tensor::zeros((capacity, heads, d), more.dtype(), more.device())?;
+            larger.slice_set(&self.rows(len)?, 0, 0)?;
+            self.buffer = larger;
+        }
+        self.buffer.slice_set(&more.contiguous()?, 0, len)
+    }
+
+    fn rows(&self, len: usize) -> Result<Tensor> {
+        self.buffer.narrow(0, 0, len)
+    }
+}

@@ -1,0 +1,84 @@
+//! y = x W^T without bias, whose backward forms only the products that somebody wants.
+//!
+//! candle's `matmul` always computes both operands' gradients; for a frozen weight or a constant input that is half
+//! of the backward's work thrown away.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, Layout, MetalStorage, Result, Shape, Tensor};
+
+/// Multiplies rows by a weight in the published orientation.
+///
+/// `x`: [R, in], `weight`: [out, in]; returns [R, out]. Gradients flow to whichever of the two is a variable or
+/// depends on one.
+///
+/// # Errors
+/// When the inner sizes differ.
+pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let ((_, x_in), (_, w_in)) = (x.dims2()?, weight.dims2()?);
+    if x_in != w_in {
+        candle_core::bail!("linear: input {:?} against weight {:?}", x.shape(), weight.shape())
+    }
+    x.contiguous()?.apply_op2(weight, Linear)
+}
+
+struct Linear;
+
+/// The same call on every backend's own storage: (rows, out, in) with the weight read transposed.
+fn product<S: BackendStorage>(x: &S, x_layout: &Layout, w: &S, w_layout: &Layout) -> Result<(S, Shape)> {
+    let (rows, inner) = x_layout.shape().dims2()?;
+    let outer = w_layout.shape().dims2()?.0;
+    let y = x.matmul(w, (1, rows, outer, inner), x_layout, &w_layout.transpose(0, 1)?)?;
+    Ok((y, Shape::from((rows, outer))))
+}
+
+impl CustomOp2 for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout, w: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
+        product(x, xl, w, wl)
+    }
+
+    fn cuda_fwd(&self, x: &CudaStorage, xl: &Layout, w: &CudaStorage, wl: &Layout) -> Result<(CudaStorage, Shape)> {
+        product(x, xl, w, wl)
+    }
+
+    fn metal_fwd(&self, x: &MetalStorage, xl: &Layout, w: &MetalStorage, wl: &Layout) -> Result<(MetalStorage, Shape)> {
+        product(x, xl, w, wl)
+    }
+
+    fn bwd(&self, x: &Tensor, w: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let dx = if x.track_op() {
+            Some(dy.matmul(&w.detach())?)
+        } else {
+            None
+        };
+        let dw = if w.track_op() {
+            Some(dy.t()?.matmul(&x.detach())?)
+        } else {
+            None
+        };
+        Ok((dx, dw))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::check::{same_value_and_gradients, tensor, var};
+
+    #[test]
+    fn equals_matmul_with_its_gradients() {
+        let (x, w) = (var(1, &[5, 7]), var(2, &[3, 7]));
+        same_value_and_gradients(&[&x, &w], || linear(&x, &w), || x.matmul(&w.t()?), 1e-5);
+    }
+
+    #[test]
+    fn a_frozen_operand_gets_no_gradient() {
+        let (x, w) = (var(1, &[5, 7]), tensor(2, &[3, 7]));
+        let grads = linear(&x, &w).unwrap().sum_all().unwrap().backward().unwrap();
+        assert!(grads.get(&x).is_some() && grads.get(&w).is_none());
+        assert!(linear(&x, &tensor(3, &[3, 8])).is_err());
+    }
+}

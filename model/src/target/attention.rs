@@ -1,0 +1,238 @@
+//! Causal attention on the CPU over a cache that grows in place: streaming softmax, f32.
+//!
+//! The cache of one key/value head is a list of blocks of 64 positions: keys transposed [D][64], so that the scores
+//! of a block are plain multiply-adds over 64 lanes, and values [64][D]. A query walks the blocks in order and blocks
+//! lie at absolute positions, so its result does not depend on how many queries came with it.
+
+use rayon::prelude::*;
+
+use super::kernels::{exp, wide};
+use super::small_matmul::{Matrix, multiply_add};
+
+/// Positions of a block.
+const BLOCK: usize = 64;
+/// Query vectors that walk the cache together.
+const TILE: usize = 32;
+/// Below this many (query, key, channel) triples one thread does it all.
+const PARALLEL_WORK: usize = 256 * 1024;
+
+/// Keys and values of one layer.
+#[derive(Clone)]
+pub(crate) struct KvCache {
+    heads: Vec<HeadCache>,
+    dim: usize,
+}
+
+#[derive(Clone, Default)]
+struct HeadCache {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl KvCache {
+    pub(crate) fn new(heads: usize, dim: usize) -> Self {
+        Self {
+            heads: vec![HeadCache::default(); heads],
+            dim,
+        }
+    }
+
+    /// Writes rows at positions from `start`, over whatever stood there: keys and values are [rows, heads * D].
+    pub(crate) fn write(&mut self, start: usize, keys: Matrix<'_>, values: Matrix<'_>, rows: usize) {
+        let dim = self.dim;
+        let blocks = (start + rows).div_ceil(BLOCK);
+        for (h, head) in self.heads.iter_mut().enumerate() {
+            let size = blocks * BLOCK * dim;
+            if head.keys.len() < size {
+                head.keys.resize(size, 0.0);
+                head.values.resize(size, 0.0);
+            }
+            for t in 0..rows {
+                let (block, lane) = ((start + t) / BLOCK, (start + t) % BLOCK);
+                let key = &keys.0[t * keys.1 + h * dim..][..dim];
+                let block_keys = &mut head.keys[block * BLOCK * dim..][..BLOCK * dim];
+                for (slot, k) in block_keys.iter_mut().skip(lane).step_by(BLOCK).zip(key) {
+                    *slot = *k;
+                }
+                let value = &values.0[t * values.1 + h * dim..][..dim];
+                head.values[(start + t) * dim..][..dim].copy_from_slice(value);
+            }
+        }
+    }
+
+    /// Attention of queries at positions from `start`; `queries` is [kv heads][rows][group][D], already scaled, and so is
+    /// the result. The keys of these positions are in the cache.
+    pub(crate) fn attend(&self, start: usize, queries: &[f32], group: usize) -> Vec<f32> {
+        let (dim, heads) = (self.dim, self.heads.len());
+        let per_head = queries.len() / heads;
+        let rows = per_head / (group * dim);
+        let mut out = vec![0f32; queries.len()];
+        let tile_rows = (TILE / group).max(1);
+        let tile_floats = tile_rows * group * dim;
+        let work = |head: usize, tile: usize, out: &mut [f32]| {
+            let queries = &queries[head * per_head + tile * tile_floats..][..out.len()];
+            self.heads[head].tile(start + tile * tile_rows, queries, group, dim, out);
+        };
+        if queries.len() * (start + rows) < PARALLEL_WORK {
+            for (head, out) in out.chunks_exact_mut(per_head).enumerate() {
+                out.chunks_mut(tile_floats)
+                    .enumerate()
+                    .for_each(|(tile, out)| work(head, tile, out));
+            }
+        } else {
+            out.par_chunks_exact_mut(per_head).enumerate().for_each(|(head, out)| {
+                out.par_chunks_mut(tile_floats)
+                    .enumerate()
+                    .for_each(|(tile, out)| work(head, tile, out));
+            });
+        }
+        out
+    }
+}
+
+impl HeadCache {
+    /// Streaming softmax for one tile of queries, `group` of them a position; `out` starts at zero.
+    fn tile(&self, start: usize, queries: &[f32], group: usize, dim: usize, out: &mut [f32]) {
+        let count = queries.len() / dim;
+        let end = start + count / group;
+        let mut scores = vec![0f32; count * BLOCK];
+        let mut peaks = vec![f32::NEG_INFINITY; count];
+        let mut totals = vec![0f32; count];
+        for first in (0..end).step_by(BLOCK) {
+            let keys = &self.keys[first * dim..][..BLOCK * dim];
+            // rows before this block see none of it; a tile may straddle a block's start
+            let skip = first.saturating_sub(start) * group;
+            let queries = &queries[skip * dim..];
+            let scores = &mut scores[skip * BLOCK..];
+            scores.fill(0.0);
+            multiply_add(
+                Matrix(queries, dim),
+                Matrix(keys, BLOCK),
+                scores,
+                BLOCK,
+                (count - skip, dim, BLOCK),
+            );
+            wide(|| {
+                for r in skip..count {
+                    let seen = BLOCK.min(start + r / group + 1 - first);
+                    let row = &mut scores[(r - skip) * BLOCK..][..BLOCK];
+                    softmax_step(row, seen, &mut peaks[r], &mut totals[r], &mut out[r * dim..][..dim]);
+                }
+            });
+            let depth = BLOCK.min(end - first);
+            let values = &self.values[first * dim..][..depth * dim];
+            let out = &mut out[skip * dim..];
+            multiply_add(
+                Matrix(scores, BLOCK),
+                Matrix(values, dim),
+                out,
+                dim,
+                (count - skip, depth, dim),
+            );
+        }
+        wide(|| {
+            for (out, total) in out.chunks_exact_mut(dim).zip(&totals) {
+                let inverse = 1.0 / total;
+                for out in out {
+                    *out *= inverse;
+                }
+            }
+        });
+    }
+}
+
+/// Turns one row of a block's scores into weights relative to the running maximum and rescales what came before.
+#[inline(always)]
+fn softmax_step(row: &mut [f32], seen: usize, peak: &mut f32, total: &mut f32, out: &mut [f32]) {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for s in &mut row[seen..] {
+        *s = f32::NEG_INFINITY;
+    }
+    for chunk in row.chunks_exact(16) {
+        for (lane, s) in lanes.iter_mut().zip(chunk) {
+            *lane = if *s > *lane { *s } else { *lane };
+        }
+    }
+    let peak_here = lanes.iter().fold(*peak, |a, b| if *b > a { *b } else { a });
+    if peak_here > *peak {
+        let shrink = exp(*peak - peak_here);
+        *total *= shrink;
+        for out in out.iter_mut() {
+            *out *= shrink;
+        }
+        *peak = peak_here;
+    }
+    for s in row.iter_mut() {
+        *s = exp(*s - peak_here);
+    }
+    // exp saturates just above zero; what is not visible must weigh exactly nothing
+    row[seen..].fill(0.0);
+    let mut sums = [0f32; 16];
+    for chunk in row.chunks_exact(16) {
+        for (sum, s) in sums.iter_mut().zip(chunk) {
+            *sum += *s;
+        }
+    }
+    *total += sums.iter().sum::<f32>();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equals_the_plain_softmax_and_a_row_alone_equals_the_row_among_many() {
+        let (heads, group, dim, length) = (2, 3, 12, 200);
+        let value = |i: usize| ((i * 2_654_435_761) % 997) as f32 / 300.0 - 1.6;
+        let stride = heads * dim;
+        let keys: Vec<f32> = (0..length * stride).map(value).collect();
+        let values: Vec<f32> = (0..length * stride).map(|i| value(i + 5)).collect();
+        let queries: Vec<f32> = (0..heads * length * group * dim).map(|i| value(i + 71)).collect();
+        let mut cache = KvCache::new(heads, dim);
+        cache.write(0, Matrix(&keys, stride), Matrix(&values, stride), length);
+        let all = cache.attend(0, &queries, group);
+        let per_head = length * group * dim;
+        for h in 0..heads {
+            for r in 0..length * group {
+                let q = &queries[h * per_head + r * dim..][..dim];
+                let scores: Vec<f64> = (0..=r / group)
+                    .map(|s| {
+                        (0..dim)
+                            .map(|i| f64::from(q[i]) * f64::from(keys[s * stride + h * dim + i]))
+                            .sum::<f64>()
+                            .exp()
+                    })
+                    .collect();
+                let total: f64 = scores.iter().sum();
+                for i in 0..dim {
+                    let sum: f64 = scores
+                        .iter()
+                        .enumerate()
+                        .map(|(s, p)| p * f64::from(values[s * stride + h * dim + i]))
+                        .sum();
+                    let came = f64::from(all[h * per_head + r * dim + i]);
+                    assert!(
+                        (came - sum / total).abs() < 1e-5,
+                        "head {h} row {r}: {came} {}",
+                        sum / total
+                    );
+                }
+            }
+        }
+        for (from, rows) in [(0, 1), (63, 1), (64, 1), (130, 9), (199, 1)] {
+            let picked: Vec<f32> = (0..heads)
+                .flat_map(|h| &queries[h * per_head + from * group * dim..][..rows * group * dim])
+                .copied()
+                .collect();
+            let some = cache.attend(from, &picked, group);
+            for h in 0..heads {
+                let expected = &all[h * per_head + from * group * dim..][..rows * group * dim];
+                assert_eq!(
+                    &some[h * rows * group * dim..][..rows * group * dim],
+                    expected,
+                    "{rows} rows from {from}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Row kernels of the CPU target: norms, activations, convolution, rotary embedding on plain f32 slices.
+//!
+//! Each row's result depends on that row alone and is summed in one fixed order, so one row of a decode step and
+//! the same row among many come out the same to the bit. Loops are written so that the compiler vectorises them
+//! inside [`wide`], which picks AVX-512, AVX2 or NEON when the program runs.
+
+use rayon::prelude::*;
+
+/// Runs a loop with the widest vector unit of this machine. The closure must be `#[inline(always)]`-friendly: loops
+/// over slices and the inlined helpers of this file.
+#[inline(always)]
+pub(crate) fn wide<R>(work: impl FnOnce() -> R) -> R {
+    struct Work<F>(F);
+    impl<R, F: FnOnce() -> R> pulp::NullaryFnOnce for Work<F> {
+        type Output = R;
+        #[inline(always)]
+        fn call(self) -> R {
+            (self.0)()
+        }
+    }
+    pulp::Arch::new().dispatch(Work(work))
+}
+
+/// Calls `row(index, out_row)` for each row of `out` ([rows, width]), on several threads when the whole is worth it.
+pub(crate) fn each_row(out: &mut [f32], width: usize, row: impl Fn(usize, &mut [f32]) + Sync) {
+    let rows = out.len() / width;
+    if rows * width < PARALLEL_FLOATS || rows < 2 {
+        out.chunks_exact_mut(width).enumerate().for_each(|(i, out)| row(i, out));
+    } else {
+        let grain = (PARALLEL_FLOATS / 2 / width).max(1);
+        out.par_chunks_mut(grain * width).enumerate().for_each(|(chunk, out)| {
+            out.chunks_exact_mut(width)
+                .enumerate()
+                .for_each(|(i, out)| row(chunk * grain + i, out));
+        });
+    }
+}
+
+/// Below this many output floats a thread hand-over costs more than it saves.
+const PARALLEL_FLOATS: usize = 16 * 1024;
+
+/// e^x to about 2 ulp; inputs below -87.3 give 0 or nearly so, above 88.3 a huge finite number.
+#[inline(always)]
+pub(crate) fn exp(x: f32) -> f32 {
+    // x = n ln 2 + r with |r| <= ln 2 / 2: adding 1.5 * 2^23 rounds n to the nearest integer in the low mantissa bits
+    const ROUND: f32 = 12_582_912.0;
+    let x = x.clamp(-87.0, 88.0);
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = x - n * 0.693_359_375;
+    let r = r + n * 2.121_944_4e-4;
+    let mut p = 1.987_569_1e-4_f32;
+    p = p * r + 1.398_199_9e-3;
+    p = p * r + 8.333_452e-3;
+    p = p * r + 4.166_579_6e-2;
+    p = p * r + 1.666_666_5e-1;
+    p = p * r + 0.5;
+    let value = p * r * r + r + 1.0;
+    let scale = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
+    value * scale
+}
+
+/// 1 / (1 + e^-x).
+#[inline(always)]
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// x * sigmoid(x).
+#[inline(always)]
+pub(crate) fn silu(x: f32) -> f32 {
+    x * sigmoid(x)
+}
+
+/// ln(1 + e^x), linear above 20 as PyTorch's.
+pub(crate) fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// Sum of squares in sixteen fixed lanes.
+#[inline(always)]
+pub(crate) fn sum_of_squares(x: &[f32]) -> f32 {
+    let mut lanes = [0f32; 16];
+    let chunks = x.chunks_exact(16);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += x * x;
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane += x * x;
+    }
+    lanes.iter().sum()
+}
+
+/// out = x * rsqrt(mean(x^2) + eps) * scale, one row.
+#[inline(always)]
+pub(crate) fn rms_norm_row(x: &[f32], scale: &[f32], eps: f32, out: &mut [f32]) {
+    let inverse = 1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt();
+    for ((out, x), scale) in out.iter_mut().zip(x).zip(scale) {
+        *out = x * inverse * scale;
+    }
+}
+
+/// RMS norm of every row of `x` [rows, width].
+pub(crate) fn rms_norm(x: &[f32], scale: &[f32], eps: f32) -> Vec<f32> {
+    let width = scale.len();
+    let mut out = vec![0.0; x.len()];
+    each_row(&mut out, width, |i, out| {
+        wide(|| rms_norm_row(&x[i * width..][..width], scale, eps, out))
+    });
+    out
+}
+
+/// sum += x.
+pub(crate) fn add(sum: &mut [f32], x: &[f32]) {
+    wide(|| {
+        for (sum, x) in sum.iter_mut().zip(x) {
+            *sum += x;
+        }
+    });
+}
+
+/// silu(gate) * up for rows [gate | up] of width 2 I; the result is [rows, I].
+pub(crate) fn swiglu(gate_up: &[f32], width: usize) -> Vec<f32> {
+    let mut out = vec![0.0; gate_up.len() / 2];
+    each_row(&mut out, width, |i, out| {
+        let (gate, up) = gate_up[2 * i * width..][..2 * width].split_at(width);
+        wide(|| {
+            for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+                *out = silu(*gate) * up;
+            }
+        });
+    });
+    out
+}
+
+/// Depthwise causal convolution and SiLU: out[t] = silu(sum over j of taps[j] * u[t + j]), j from the oldest.
+///
+/// `u` is [taps - 1 + rows, channels], the earlier inputs first; `taps` is [taps, channels]; the result [rows, channels].
+pub(crate) fn conv_silu(u: &[f32], taps: &[f32], channels: usize) -> Vec<f32> {
+    let width = taps.len() / channels;
+    let rows = u.len() / channels + 1 - width;
+    let mut out = vec![0.0; rows * channels];
+    each_row(&mut out, channels, |t, out| {
+        wide(|| {
+            if let Some((taps, u)) = four_rows(taps, &u[t * channels..], channels) {
+                for (c, out) in out.iter_mut().enumerate() {
+                    let sum = taps[0][c] * u[0][c] + taps[1][c] * u[1][c];
+                    *out = silu(sum + taps[2][c] * u[2][c] + taps[3][c] * u[3][c]);
+                }
+                return;
+            }
+            for j in 0..width {
+                let (taps, u) = (&taps[j * channels..][..channels], &u[(t + j) * channels..][..channels]);
+                for ((out, tap), u) in out.iter_mut().zip(taps).zip(u) {
+                    *out += tap * u;
+                }
+            }
+            for out in out.iter_mut() {
+                *out = silu(*out);
+            }
+        });
+    });
+    out
+}
+
+type FourRows<'a> = [&'a [f32]; 4];
+
+/// The released width, 4, as four equally long rows each, so that one pass over the channels suffices.
+#[inline(always)]
+fn four_rows<'a>(taps: &'a [f32], u: &'a [f32], channels: usize) -> Option<(FourRows<'a>, FourRows<'a>)> {
+    let split = |x: &'a [f32]| -> FourRows<'a> { std::array::from_fn(|j| &x[j * channels..][..channels]) };
+    (taps.len() == 4 * channels).then(|| (split(taps), split(u)))
+}
+
+/// cos and sin of `rows` positions from `start`, [rows, half] each: angle = position * theta^(-2 j / (2 half)).
+///
+/// The product is rounded to f32 before the cosine, as the published models were trained.
+pub(crate) fn rope_table(start: usize, rows: usize, half: usize, theta: f64) -> (Vec<f32>, Vec<f32>) {
+    let inverse: Vec<f32> = (0..half)
+        .map(|j| theta.powf(-(j as f64) / half as f64) as f32)
+        .collect();
+    let angle = |i: usize| (start + i / half) as f32 * inverse[i % half];
+    (
+        (0..rows * half).map(|i| angle(i).cos()).collect(),
+        (0..rows * half).map(|i| angle(i).sin()).collect(),
+    )
+}
+
+/// Rotates channels j and j + half of one head by the angles of its position; channels past 2 half stay.
+#[inline(always)]
+pub(crate) fn rope_row(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, rest) = head.split_at_mut(cos.len());
+    for (((a, b), cos), sin) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_three_ulp_and_saturates() {
+        for i in -8600..8700 {
+            let x = i as f32 * 0.01;
+            let exact = f64::from(x).exp();
+            let error = (f64::from(exp(x)) - exact).abs() / exact;
+            assert!(error < 3.0 * f64::from(f32::EPSILON), "exp({x}) off by {error:e}");
+        }
+        assert!(exp(-1e30) < 1e-37 && exp(1e30).is_finite());
+    }
+
+    #[test]
+    fn a_convolution_of_width_four_equals_the_general_loop() {
+        let channels = 37;
+        let value = |i: usize| ((i * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0;
+        let u: Vec<f32> = (0..8 * channels).map(value).collect();
+        let taps: Vec<f32> = (0..4 * channels).map(|i| value(i + 7777)).collect();
+        let fast = conv_silu(&u, &taps, channels);
+        // a fifth, zero tap in front sends the same numbers through the general loop
+        let wider: Vec<f32> = std::iter::repeat_n(0.0, channels).chain(taps.iter().copied()).collect();
+        let longer: Vec<f32> = std::iter::repeat_n(1.0, channels).chain(u.iter().copied()).collect();
+        let general = conv_silu(&longer, &wider, channels);
+        for (a, b) in fast.iter().zip(&general) {
+            assert!((a - b).abs() <= 1e-6 * (1.0 + b.abs()), "{a} {b}");
+        }
+    }
+}

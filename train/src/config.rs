@@ -1,0 +1,379 @@
+//! The run file: what a run trains, from what, and where it writes. TOML, one section a concern.
+//!
+//! Unknown keys are errors, in files and in `--set`. A key that is absent takes the default written here; an
+//! `Option` has none of its own and is filled by [`crate::resolve`] from the target, the warm-start folder or
+//! another key. Relative paths resolve against the current directory (the repository root under `cargo run`).
+//! "Step" always means one optimizer update.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// A whole run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// Folder that everything of the run is written into; made when absent.
+    pub run_dir: PathBuf,
+    /// Seed of every random choice: initial weights, sample order, anchors.
+    #[serde(default)]
+    pub seed: u64,
+    /// Worker threads of the process; absent: one a core.
+    pub threads: Option<usize>,
+    /// The frozen model that the drafter drafts for.
+    pub target: TargetSection,
+    /// Prompts, conversations and how they become examples.
+    pub data: DataSection,
+    /// How the target writes responses to the prompts.
+    #[serde(default)]
+    pub generate: GenerateSection,
+    /// The target states that the drafter reads.
+    #[serde(default)]
+    pub taps: TapsSection,
+    /// The drafter's shape, or the folder that it starts from.
+    #[serde(default)]
+    pub drafter: DrafterSection,
+    /// Loss, optimizer and length of the training.
+    #[serde(default)]
+    pub train: TrainSection,
+    /// When states are saved and which are kept.
+    #[serde(default)]
+    pub checkpoint: CheckpointSection,
+    /// Replay acceptance on held-out samples during training.
+    #[serde(default)]
+    pub validate: ValidateSection,
+    /// Decoding of held-out prompts after training.
+    #[serde(default)]
+    pub evaluate: EvaluateSection,
+}
+
+/// The frozen model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TargetSection {
+    /// Hugging Face folder of the target: `config.json`, safetensors, tokenizer and chat template.
+    pub path: PathBuf,
+    /// Type that the target computes in: `f32` or `bf16`.
+    #[serde(default)]
+    pub dtype: Precision,
+    /// Where target and drafter run: `cpu`, `metal` or `cuda`.
+    #[serde(default = "cpu")]
+    pub device: String,
+}
+
+/// A compute type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// bfloat16.
+    Bf16,
+}
+
+/// Prompts and conversations.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataSection {
+    /// JSONL of prompts that the target answers in the prepare stage; needed while `conversations` does not exist.
+    pub prompts: Option<PathBuf>,
+    /// JSONL of conversations to train on; absent: `run_dir/responses.jsonl`. Made from `prompts` when the file is missing.
+    pub conversations: Option<PathBuf>,
+    /// JSONL of held-out conversations; absent: `val_fraction` of `conversations` is held out.
+    pub validation: Option<PathBuf>,
+    /// Share of the conversations held out when `validation` is absent, in [0, 1).
+    #[serde(default = "val_fraction")]
+    pub val_fraction: f64,
+    /// Whether the chat template opens the thinking mode.
+    #[serde(default)]
+    pub thinking: bool,
+    /// Longest example, prompt included, in tokens.
+    #[serde(default = "max_length")]
+    pub max_length: usize,
+    /// What happens to a longer example: `truncate` keeps its head, `drop` leaves it out.
+    #[serde(default)]
+    pub length_policy: TooLong,
+}
+
+/// What happens to an example above `data.max_length`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TooLong {
+    /// The first `max_length` tokens are kept.
+    #[default]
+    Truncate,
+    /// The example is left out and counted.
+    Drop,
+}
+
+/// How responses are generated.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GenerateSection {
+    /// Longest response, in tokens.
+    pub max_new: usize,
+    /// Softmax temperature; 0 is greedy.
+    pub temperature: f64,
+    /// Seed of the sampling; absent: the run's `seed`. Unused when greedy.
+    pub seed: Option<u64>,
+}
+
+/// Tap states.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TapsSection {
+    /// `stored`: captured once to disk; `online`: the target runs inside the training process.
+    pub mode: TapMode,
+    /// Target layers whose outputs are tapped, 0-based; absent: five layers by z-lab's formula, or the warm-start folder's.
+    pub layers: Option<Vec<usize>>,
+    /// Folder of the stored taps; absent: `run_dir/taps`.
+    pub dir: Option<PathBuf>,
+    /// Largest shard file, in MiB.
+    pub shard_mib: usize,
+}
+
+/// Where tap states come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TapMode {
+    /// From shards on disk.
+    #[default]
+    Stored,
+    /// From the target, step by step.
+    Online,
+}
+
+/// The drafter. Unset keys come from `init_from` when given, else from [`crate::resolve`]'s defaults.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DrafterSection {
+    /// Published drafter folder whose weights training starts from; not the same as `--resume`.
+    pub init_from: Option<PathBuf>,
+    /// `dflash2` or `dflash`; default `dflash2`.
+    pub algorithm: Option<Algorithm>,
+    /// Decoder layers; default 5.
+    pub layers: Option<usize>,
+    /// Query heads; default 32.
+    pub heads: Option<usize>,
+    /// Key/value heads; default 8.
+    pub kv_heads: Option<usize>,
+    /// Channels of a head; default 128.
+    pub head_dim: Option<usize>,
+    /// Feed-forward width, in channels; default the target's.
+    pub ffn: Option<usize>,
+    /// Slots of a block, anchor included; default 8.
+    pub block_size: Option<usize>,
+    /// Embedding row of the slots to be predicted; default 248070 for 248320 rows, 151669 for 151936; else required.
+    pub mask_token_id: Option<u32>,
+    /// Sliding window of every layer, in positions; 0 is full attention; default 2048.
+    pub sliding_window: Option<usize>,
+    /// Whether a slot sees only the slots before it in its block; default false.
+    pub causal: Option<bool>,
+    /// RoPE base; default the target's.
+    pub rope_theta: Option<f64>,
+    /// Taps of the convolution, in slots (DFlash 2); default 2.
+    pub conv_kernel: Option<usize>,
+    /// Channels that share a dynamic coefficient (DFlash 2); default 16.
+    pub conv_group: Option<usize>,
+    /// Codebook width of the selector, in channels (DFlash 2); default 256.
+    pub selector_rank: Option<usize>,
+    /// Candidates a slot (DFlash 2); default 16.
+    pub selector_top_k: Option<usize>,
+    /// `factored` over the frozen embedding and head, or `free` rows; default factored, free when `init_from` brings codebooks.
+    pub codebooks: Option<CodebookKind>,
+}
+
+/// A drafter family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Algorithm {
+    /// Backbone only.
+    Dflash,
+    /// Backbone with convolutions and a candidate selector.
+    Dflash2,
+}
+
+/// How the selector's codebooks are parametrised while training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CodebookKind {
+    /// Two projections of the frozen embedding and head.
+    Factored,
+    /// Two free tables of V rows.
+    Free,
+}
+
+/// Loss, optimizer and length.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainSection {
+    /// Length of the training, in steps; excludes `epochs`.
+    pub steps: Option<u64>,
+    /// Length of the training, in passes over the data; default 6 when `steps` is absent.
+    pub epochs: Option<u64>,
+    /// Fewest samples of one step, which is made of whole packs; absent: one pack a step.
+    pub accumulate_samples: Option<usize>,
+    /// Largest packed pass, in context tokens; a longer sample passes alone.
+    pub pack_tokens: usize,
+    /// Blocks drawn a document and epoch, at most.
+    pub anchors: usize,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Decay rates of AdamW's first and second moment.
+    pub betas: [f64; 2],
+    /// AdamW's epsilon.
+    pub eps: f64,
+    /// Decoupled weight decay of matrices; norms, 1-D parameters and convolution base kernels get none.
+    pub weight_decay: f64,
+    /// Largest global gradient norm.
+    pub clip: f64,
+    /// Learning-rate shape after the warm-up: `cosine` or `constant`.
+    pub schedule: Schedule,
+    /// Share of the steps in which the learning rate rises from 0.
+    pub warmup_ratio: f64,
+    /// Learning rate at the end of the cosine, as a share of `lr`.
+    pub min_lr_ratio: f64,
+    /// Slot weights exp(-(k - 1) / gamma), in slots; default 4, 5, 7 for blocks of 8, 10, 16, linear between them.
+    pub gamma: Option<f64>,
+    /// Weight of the selector's loss beside the base loss.
+    pub selector_alpha: f64,
+    /// Steps over which `selector_alpha` rises from 0.
+    pub selector_ramp_steps: u64,
+    /// Whether the gold token replaces the weakest candidate in the selector's loss when it is missing.
+    pub selector_inject_gold: bool,
+    /// Whether the selector's gradient stops before the backbone.
+    pub selector_detached: bool,
+}
+
+/// Shape of the learning rate after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// Half a cosine down to `min_lr_ratio`.
+    #[default]
+    Cosine,
+    /// No decay.
+    Constant,
+}
+
+/// Saving.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointSection {
+    /// Steps between checkpoints; 0 saves only at the end.
+    pub every: u64,
+    /// Newest checkpoints kept; at least 1.
+    pub keep_last: usize,
+    /// Whether the best validated state is saved and kept beside them, and published as `final`.
+    pub keep_best: bool,
+}
+
+/// Validation during training.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ValidateSection {
+    /// Steps between validations; 0 validates only at the end.
+    pub every: u64,
+    /// Held-out samples used, at most; 0 turns validation off.
+    pub samples: usize,
+}
+
+/// Decoding after training.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvaluateSection {
+    /// JSONL of held-out prompts; absent: the evaluate stage is left out.
+    pub prompts: Option<PathBuf>,
+    /// Longest response, in tokens.
+    pub max_new: usize,
+    /// Prompts used, at most; absent: all.
+    pub limit: Option<usize>,
+}
+
+impl Default for GenerateSection {
+    fn default() -> Self {
+        Self {
+            max_new: 1024,
+            temperature: 0.0,
+            seed: None,
+        }
+    }
+}
+
+impl Default for TapsSection {
+    fn default() -> Self {
+        Self {
+            mode: TapMode::Stored,
+            layers: None,
+            dir: None,
+            shard_mib: 1024,
+        }
+    }
+}
+
+impl Default for TrainSection {
+    fn default() -> Self {
+        Self {
+            steps: None,
+            epochs: None,
+            accumulate_samples: None,
+            pack_tokens: 4096,
+            anchors: 512,
+            lr: 6e-4,
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            weight_decay: 0.0,
+            clip: 1.0,
+            schedule: Schedule::Cosine,
+            warmup_ratio: 0.04,
+            min_lr_ratio: 0.0,
+            gamma: None,
+            selector_alpha: 1.0,
+            selector_ramp_steps: 0,
+            selector_inject_gold: false,
+            selector_detached: false,
+        }
+    }
+}
+
+impl Default for CheckpointSection {
+    fn default() -> Self {
+        Self {
+            every: 500,
+            keep_last: 2,
+            keep_best: true,
+        }
+    }
+}
+
+impl Default for ValidateSection {
+    fn default() -> Self {
+        Self {
+            every: 500,
+            samples: 64,
+        }
+    }
+}
+
+impl Default for EvaluateSection {
+    fn default() -> Self {
+        Self {
+            prompts: None,
+            max_new: 256,
+            limit: None,
+        }
+    }
+}
+
+fn cpu() -> String {
+    "cpu".into()
+}
+
+fn val_fraction() -> f64 {
+    0.02
+}
+
+fn max_length() -> usize {
+    3072
+}

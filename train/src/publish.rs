@@ -1,0 +1,92 @@
+//! A drafter folder from the present variables: BF16 tensors, configuration, card, provenance; read back and compared.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use dflash_data::target_hash;
+use dflash_eval::Report;
+use dflash_model::folder::{AcceptanceRow, ModelCard, verify_written, write_files};
+use dflash_model::{DrafterConfig, Params, TargetHead};
+use serde_json::{Value, json};
+
+use crate::config::RunConfig;
+use crate::durable::replace_file;
+use crate::materials::Materials;
+use crate::provenance;
+
+/// What every folder of a run says besides its weights.
+pub struct Publisher {
+    drafter: DrafterConfig,
+    head: TargetHead,
+    card: ModelCard,
+    provenance: Value,
+}
+
+impl Publisher {
+    /// For the folders of one run.
+    pub fn new(materials: &Materials) -> Result<Self> {
+        let config = materials.config();
+        let target = json!({
+            "path": config.target.path,
+            "hash": target_hash(&config.target.path)?,
+            "tokenizer": materials.chat.tokenizer.hash(),
+            "template": materials.chat.template.hash(),
+        });
+        Ok(Self {
+            drafter: materials.resolved.drafter.clone(),
+            head: materials.target.head().clone(),
+            card: card(config),
+            provenance: json!({
+                "tool": "dflash-train",
+                "program": provenance::collect(),
+                "target": target,
+                "run": config,
+            }),
+        })
+    }
+
+    /// Writes the folder's files into the empty `folder` and reads the weights back.
+    pub fn write(&self, folder: &Path, params: &Params) -> Result<()> {
+        let tensors = params.published(&self.head)?;
+        write_files(folder, &self.drafter, &tensors, &self.card, &self.provenance)?;
+        verify_written(folder, &tensors).context("reading the written drafter back")
+    }
+
+    /// Puts a measured acceptance into the card of a published folder.
+    pub fn write_acceptance(&self, folder: &Path, config: &RunConfig, report: &Report) -> Result<()> {
+        let mut card = self.card.clone();
+        card.acceptance.extend(acceptance_row(config, report));
+        replace_file(&folder.join("README.md"), card.markdown(&self.drafter).as_bytes())
+    }
+}
+
+fn card(config: &RunConfig) -> ModelCard {
+    let name = config.run_dir.join("final").display().to_string();
+    let data = config.data.conversations.as_ref().or(config.data.prompts.as_ref());
+    ModelCard {
+        name,
+        base_model: config.target.path.display().to_string(),
+        base_revision: None,
+        license: None,
+        thinking: Some(if config.data.thinking { "on" } else { "off" }.to_owned()),
+        data: data.map(|path| format!("responses of the target, from {}", path.display())),
+        training_length: Some(config.data.max_length),
+        acceptance: Vec::new(),
+    }
+}
+
+/// The card's line for a report; none when no whole round was measured.
+fn acceptance_row(config: &RunConfig, report: &Report) -> Option<AcceptanceRow> {
+    let prompts = config.evaluate.prompts.as_ref()?;
+    Some(AcceptanceRow {
+        prompts: format!("{} of {}", report.prompts, prompts.display()),
+        setting: format!(
+            "greedy, thinking {}, at most {} new tokens",
+            if config.data.thinking { "on" } else { "off" },
+            config.evaluate.max_new
+        ),
+        rounds: report.rounds,
+        acceptance_length: report.acceptance_length?,
+        acceptance_length_macro: report.acceptance_length_macro?,
+    })
+}

@@ -1,0 +1,180 @@
+//! The train stage: variables, optimizer and source joined into the loop's [`Job`], fresh, warm or resumed.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use candle_core::DType;
+use dflash_data::batch::Batch;
+use dflash_model::{BoundDrafter, Codebooks, Drafter, Params, TargetHead};
+
+use crate::checkpoint::{self, Progress};
+use crate::cli::Resume;
+use crate::config::{CodebookKind, TrainSection};
+use crate::fit::{Ending, Job, fit};
+use crate::loss::{LossSettings, StepSums, total_weight};
+use crate::materials::Materials;
+use crate::optim::{AdamW, AdamWSettings};
+use crate::progress::Display;
+use crate::publish::Publisher;
+use crate::signals::StopFlag;
+use crate::source::Source;
+use crate::step::{self, Gradients};
+use crate::{validate, warm_start};
+
+/// Trains to the last step or a signal, and publishes `final` when done.
+pub fn train(
+    materials: &Materials,
+    source: &Source,
+    resume: &Resume,
+    display: Display,
+    stop: &StopFlag,
+) -> Result<Ending> {
+    let config = materials.config();
+    let contract = checkpoint::contract(config)?;
+    let params = parameters(materials)?;
+    let mut optimizer = AdamW::new(settings(&config.train), params.vars())?;
+    let progress = match resume_from(&config.run_dir, resume)? {
+        None => Progress::start(source.identity.clone(), contract),
+        Some(folder) => {
+            let progress = checkpoint::read_progress(&folder)?;
+            progress
+                .check_same_run(&contract, &source.identity)
+                .with_context(|| folder.display().to_string())?;
+            checkpoint::read_state(&folder, &progress, params.vars(), &mut optimizer)?;
+            display.note(&format!("resumed from {}", folder.display()));
+            for moved in checkpoint::supersede_after(&config.run_dir, progress.step)? {
+                display.note(&format!("a later checkpoint is now {}", moved.display()));
+            }
+            progress
+        }
+    };
+
+    let head = materials.target.head().in_f32()?;
+    let drafter = Drafter::new(materials.resolved.drafter.clone(), &params)?;
+    let publisher = Publisher::new(materials)?;
+    let held_out = &source.validation[..source.validation.len().min(config.validate.samples)];
+    let block_size = materials.resolved.drafter.block_size;
+    let job = Job {
+        config,
+        steps: source.order.total_steps(),
+        masters: params.vars(),
+        batch: &|epoch, position| source.step(epoch, position, config.train.anchors, block_size),
+        gradients: &|passes: &Vec<Batch>, selector_alpha| {
+            step_gradients(
+                &drafter,
+                &params,
+                &head,
+                passes,
+                loss_settings(materials, selector_alpha),
+            )
+        },
+        validate: &|step| {
+            if held_out.is_empty() {
+                return Ok(None);
+            }
+            let bound = BoundDrafter::new(drafter.clone(), &head)?;
+            validate::validate(&bound, &source.taps, held_out, &materials.chat.stops, step)
+        },
+        publish: &|folder| publisher.write(folder, &params),
+    };
+    let ending = fit(&job, &mut optimizer, progress, display, stop)?;
+    if let Ending::Done(progress, last) = &ending {
+        let best = progress.best.filter(|_| config.checkpoint.keep_best);
+        let chosen = best.map_or(last.clone(), |best| checkpoint::step_folder(&config.run_dir, best.step));
+        checkpoint::publish_final(&config.run_dir, &chosen)?;
+        display.note(&format!("published {} as final", chosen.display()));
+    }
+    Ok(ending)
+}
+
+/// Fresh variables, overwritten by the warm-start folder's tensors if there is one.
+pub fn parameters(materials: &Materials) -> Result<Params> {
+    let resolved = &materials.resolved;
+    let codebooks = match resolved.codebooks {
+        CodebookKind::Factored => Codebooks::Factored,
+        CodebookKind::Free => Codebooks::Free,
+    };
+    let params = Params::init(&resolved.drafter, codebooks, resolved.config.seed, &materials.device)?;
+    if let Some(folder) = &resolved.config.drafter.init_from {
+        warm_start::load(&params, folder).context("drafter.init_from")?;
+    }
+    Ok(params)
+}
+
+/// Sums and normalised gradients of one optimizer step over its passes.
+///
+/// The base loss is divided by the slot weights of all passes together, so that a step over several packs equals
+/// one over a single larger pack. A variable that no pass touched (the selector's, before its first hit) gets zeros.
+pub fn step_gradients(
+    drafter: &Drafter,
+    params: &Params,
+    head: &TargetHead,
+    passes: &[Batch],
+    settings: LossSettings,
+) -> Result<(StepSums, Gradients)> {
+    let denominator: f64 = passes
+        .iter()
+        .map(|pass| total_weight(&pass.blocks, settings.gamma))
+        .sum();
+    let mut sums = StepSums::default();
+    let mut total = Gradients::new();
+    for pass in passes {
+        let taps = pass.taps_tensor(DType::F32, head.embed.device())?;
+        let result = step::gradients(drafter, params, head, &pass.blocks, &taps, settings, denominator)?;
+        let Some((pass_sums, gradients)) = result else {
+            continue;
+        };
+        sums.add(&pass_sums);
+        for (name, gradient) in gradients {
+            let sum = match total.remove(&name) {
+                Some(before) => (before + gradient)?,
+                None => gradient,
+            };
+            total.insert(name, sum);
+        }
+    }
+    if total.is_empty() {
+        bail!("no supervised slot in any of the step's samples");
+    }
+    for (name, var) in params.vars() {
+        if !total.contains_key(name) {
+            total.insert(name.clone(), var.zeros_like()?);
+        }
+    }
+    Ok((sums, total))
+}
+
+fn resume_from(run_dir: &Path, resume: &Resume) -> Result<Option<PathBuf>> {
+    match resume {
+        Resume::Auto => checkpoint::latest(run_dir),
+        Resume::From(folder) => Ok(Some(folder.clone())),
+        Resume::Never => match checkpoint::latest(run_dir)? {
+            None => Ok(None),
+            Some(folder) => bail!(
+                "--resume never: {} exists; choose another run_dir or remove it",
+                folder.display()
+            ),
+        },
+    }
+}
+
+fn settings(train: &TrainSection) -> AdamWSettings {
+    let [beta1, beta2] = train.betas;
+    AdamWSettings {
+        beta1,
+        beta2,
+        eps: train.eps,
+        weight_decay: train.weight_decay,
+        clip: train.clip,
+    }
+}
+
+fn loss_settings(materials: &Materials, selector_alpha: f64) -> LossSettings {
+    let train = &materials.config().train;
+    LossSettings {
+        gamma: materials.resolved.gamma,
+        selector_alpha,
+        inject_gold: train.selector_inject_gold,
+        selector_detached: train.selector_detached,
+    }
+}

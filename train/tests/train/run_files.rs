@@ -1,0 +1,58 @@
+//! Every run file in `configs/` loads, and every key of the schema reaches code.
+
+use std::path::{Path, PathBuf};
+
+use dflash_train::config_file;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+#[test]
+fn every_run_file_in_the_repository_loads() {
+    let mut loaded = 0;
+    for entry in std::fs::read_dir(repository().join("configs")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            config_file::load(&path, &[]).unwrap_or_else(|error| panic!("{error:#}"));
+            loaded += 1;
+        }
+    }
+    assert!(loaded > 0);
+}
+
+/// A key that no file reads would be accepted and do nothing.
+#[test]
+fn every_key_of_the_schema_reaches_code() {
+    let source = repository().join("train/src");
+    let schema = std::fs::read_to_string(source.join("config.rs")).unwrap();
+    let fields: Vec<&str> = schema
+        .lines()
+        .filter_map(|line| line.strip_prefix("    pub ")?.split_once(':'))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(fields.len() > 50, "{}", fields.len());
+    let code: String = std::fs::read_dir(&source)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| !path.ends_with("config.rs") && !path.ends_with("config_file.rs"))
+        .filter_map(|path| std::fs::read_to_string(path).ok())
+        .collect::<Vec<_>>()
+        .join("\n");
+    let unread: Vec<&str> = fields
+        .into_iter()
+        .filter(|field| {
+            let mut rest = code.as_str();
+            loop {
+                let Some(at) = rest.find(&format!(".{field}")) else {
+                    return true;
+                };
+                rest = &rest[at + 1 + field.len()..];
+                if !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_') {
+                    return false;
+                }
+            }
+        })
+        .collect();
+    assert!(unread.is_empty(), "no code reads {unread:?}");
+}

@@ -1,0 +1,161 @@
+//! What an open run file resolves to.
+
+use dflash_model::{DrafterConfig, LayerRule, TargetInfo};
+use dflash_train::config::{Algorithm, CodebookKind, RunConfig};
+use dflash_train::config_file;
+use dflash_train::resolve::{default_gamma, default_mask_token, default_taps, resolve};
+
+fn target() -> TargetInfo {
+    TargetInfo {
+        model_type: "qwen3_5".into(),
+        hidden_size: 2560,
+        intermediate_size: 9728,
+        num_layers: 32,
+        vocab_size: 248_320,
+        max_positions: 262_144,
+        rope_theta: 1e7,
+        rms_norm_eps: 1e-6,
+        tied: true,
+    }
+}
+
+fn config(overrides: &[&str]) -> RunConfig {
+    let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+    config_file::parse(
+        "run_dir = 'x'\n[target]\npath = 't'\n[data]\nprompts = 'p'\n",
+        &overrides,
+    )
+    .unwrap()
+}
+
+fn shape(overrides: &[&str]) -> DrafterConfig {
+    resolve(&config(overrides), &target(), None).unwrap().drafter
+}
+
+fn refusal(overrides: &[&str], init: Option<&DrafterConfig>) -> String {
+    resolve(&config(overrides), &target(), init).unwrap_err().to_string()
+}
+
+#[test]
+fn an_open_run_file_gives_the_published_shape() {
+    let resolved = resolve(&config(&[]), &target(), None).unwrap();
+    let drafter = &resolved.drafter;
+    assert_eq!(drafter.target_layer_ids, [1, 8, 15, 22, 29]);
+    assert_eq!(
+        (drafter.num_heads, drafter.num_kv_heads, drafter.head_dim),
+        (32, 8, 128)
+    );
+    assert_eq!(
+        (drafter.intermediate_size, drafter.block_size, drafter.mask_token_id),
+        (9728, 8, 248_070)
+    );
+    let rule = LayerRule {
+        window: Some(2048),
+        causal: false,
+    };
+    assert_eq!(drafter.layers, vec![rule; 5]);
+    assert_eq!(
+        drafter.conv.map(|conv| (conv.kernel_size, conv.group_size)),
+        Some((2, 16))
+    );
+    assert_eq!(drafter.selector.map(|s| (s.rank, s.top_k)), Some((256, 16)));
+    assert_eq!(resolved.codebooks, CodebookKind::Factored);
+    assert_eq!(resolved.config.train.epochs, Some(6));
+    // what is written as resolved resolves to itself
+    let again = resolve(&resolved.config, &target(), None).unwrap();
+    assert_eq!(again, resolved);
+}
+
+#[test]
+fn published_tap_lists_follow_from_the_formula() {
+    for (layers, expected) in [
+        (24, [1, 6, 11, 16, 21]),
+        (32, [1, 8, 15, 22, 29]),
+        (36, [1, 9, 17, 25, 33]),
+        (40, [1, 10, 19, 28, 37]),
+        (64, [1, 16, 31, 46, 61]),
+    ] {
+        assert_eq!(default_taps(layers, 5).unwrap(), expected);
+    }
+    assert_eq!(default_taps(32, 1).unwrap(), [16]);
+    // 1 + 0.5: halves go to the even number
+    assert_eq!(default_taps(5, 3).unwrap_err().to_string().contains("repeats"), true);
+    assert!(default_taps(3, 5).is_err());
+}
+
+#[test]
+fn mask_token_and_gamma_have_defaults_only_where_published() {
+    assert_eq!(default_mask_token(151_936).unwrap(), 151_669);
+    assert!(
+        default_mask_token(4096)
+            .unwrap_err()
+            .to_string()
+            .contains("mask_token_id")
+    );
+    for (block, gamma) in [(8, 4.0), (9, 4.5), (10, 5.0), (13, 6.0), (16, 7.0)] {
+        assert!((default_gamma(block).unwrap() - gamma).abs() < 1e-12);
+    }
+    assert!(default_gamma(4).unwrap_err().to_string().contains("train.gamma"));
+    assert!(default_gamma(32).is_err());
+}
+
+#[test]
+fn impossible_shapes_are_refused_by_key() {
+    for (change, key) in [
+        ("drafter.kv_heads=5", "drafter.kv_heads"),
+        ("drafter.head_dim=7", "drafter.head_dim"),
+        ("drafter.block_size=1", "block"),
+        ("drafter.mask_token_id=248320", "drafter.mask_token_id"),
+        ("drafter.sliding_window=4", "drafter.sliding_window"),
+        ("drafter.conv_group=7", "drafter.conv_group"),
+        ("drafter.conv_kernel=9", "drafter.conv_kernel"),
+        ("drafter.selector_top_k=0", "drafter.selector_top_k"),
+        ("drafter.layers=0", "drafter.layers"),
+        ("taps.layers=[1, 31]", "taps.layers"),
+        ("taps.layers=[3, 1]", "taps.layers"),
+        ("taps.layers=[]", "taps.layers"),
+    ] {
+        let text = refusal(&[change], None);
+        assert!(text.contains(key), "{change}: {text}");
+    }
+    let text = refusal(&["drafter.algorithm=dflash", "drafter.selector_rank=8"], None);
+    assert!(text.contains("drafter.selector_rank"), "{text}");
+}
+
+#[test]
+fn window_zero_is_full_attention() {
+    let rule = shape(&["drafter.sliding_window=0", "drafter.causal=true"]).layers[0];
+    assert_eq!((rule.window, rule.causal), (None, true));
+}
+
+#[test]
+fn a_warm_start_keeps_what_the_folder_says() {
+    let mut init = shape(&[
+        "drafter.algorithm=dflash",
+        "drafter.block_size=16",
+        "drafter.mask_token_id=5",
+    ]);
+    init.target_layer_ids = vec![2, 9, 16];
+    init.layers[4].window = None;
+    init.final_logit_softcapping = Some(20.0);
+    let plain = resolve(&config(&[]), &target(), Some(&init)).unwrap();
+    assert_eq!(plain.drafter, init);
+    assert_eq!(plain.config.drafter.algorithm, Some(Algorithm::Dflash));
+    let upgraded = resolve(
+        &config(&["drafter.algorithm=dflash2", "drafter.block_size=8"]),
+        &target(),
+        Some(&init),
+    )
+    .unwrap();
+    assert_eq!(upgraded.drafter.block_size, 8);
+    assert_eq!(upgraded.codebooks, CodebookKind::Factored);
+    assert_eq!(upgraded.drafter.layers, init.layers);
+    let second = resolve(&config(&[]), &target(), Some(&upgraded.drafter)).unwrap();
+    assert_eq!(second.codebooks, CodebookKind::Free);
+
+    assert!(refusal(&["taps.layers=[1]"], Some(&init)).contains("taps.layers"));
+    assert!(refusal(&["drafter.layers=4"], Some(&init)).contains("drafter.layers"));
+    assert!(refusal(&["drafter.ffn=4"], Some(&init)).contains("drafter.ffn"));
+    assert!(refusal(&["drafter.algorithm=dflash"], Some(&second.drafter)).contains("drafter.algorithm"));
+    assert!(refusal(&["drafter.codebooks=factored"], Some(&second.drafter)).contains("drafter.codebooks"));
+}
