@@ -9,7 +9,9 @@
 
 pub mod acceptance;
 pub mod argmax;
+pub mod cli;
 pub mod evaluate;
+pub mod load;
 pub mod lossless;
 pub mod progress;
 pub mod random;

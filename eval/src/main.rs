@@ -1,2 +1,10 @@
-//! placeholder
-fn main() {}
+//! `dflash-eval`: acceptance and losslessness of a drafter on its target.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use dflash_eval::cli::{Cli, run};
+
+fn main() -> ExitCode {
+    run(Cli::parse())
+}

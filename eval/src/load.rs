@@ -1,0 +1,134 @@
+//! From a command line's folders and files to a target, a drafter and tokenised prompts.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use candle_core::DType;
+use dflash_data::{Chat, Conversation, prompt_text, read_jsonl, target_hash};
+use dflash_model::{BoundDrafter, Drafter, Drafting, Target, device};
+use sha2::{Digest, Sha256};
+
+use crate::report::Setting;
+
+/// Characters of the first rendered prompt's end that a report shows.
+const TAIL: usize = 160;
+
+/// What to load.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'r> {
+    /// Target folder.
+    pub target: &'r Path,
+    /// Drafter folder.
+    pub drafter: &'r Path,
+    /// JSONL of conversations.
+    pub prompts: &'r Path,
+    /// `cpu`, `metal` or `cuda`.
+    pub device: &'r str,
+    /// Whether the target computes in bf16 instead of f32.
+    pub bf16: bool,
+    /// Thinking switch for the chat template; nothing leaves it undefined there.
+    pub thinking: Option<bool>,
+    /// Only so many prompts, from the first.
+    pub limit: Option<usize>,
+}
+
+/// Everything that an evaluation needs.
+pub struct Loaded {
+    /// The target.
+    pub target: Box<dyn Target>,
+    /// The drafter on the target's embedding and head.
+    pub drafting: Box<dyn Drafting>,
+    /// Token ids of every prompt, the generation prompt included.
+    pub prompts: Vec<Vec<u32>>,
+    /// Where all of it came from; `max_new` and `block_size_used` are the caller's to fill.
+    pub setting: Setting,
+}
+
+/// Loads a request.
+///
+/// # Errors
+/// On a missing or broken file, on a drafter that does not fit the target, and on a prompt that the template refuses;
+/// each names the file and what was expected.
+pub fn load(request: &Request<'_>) -> Result<Loaded> {
+    let device = device::by_name(request.device).context("--device")?;
+    let dtype = if request.bf16 { DType::BF16 } else { DType::F32 };
+    for (flag, folder) in [("--target", request.target), ("--drafter", request.drafter)] {
+        ensure!(folder.is_dir(), "{flag} {}: no such folder", folder.display());
+    }
+    // cheap and often wrong first: prompts before weights
+    let mut setting = Setting {
+        target: request.target.display().to_string(),
+        drafter: request.drafter.display().to_string(),
+        dtype: if request.bf16 { "bf16" } else { "f32" }.into(),
+        device: request.device.into(),
+        threads: rayon::current_num_threads(),
+        prompts_file: request.prompts.display().to_string(),
+        thinking: match request.thinking {
+            None => "template default",
+            Some(true) => "on",
+            Some(false) => "off",
+        }
+        .into(),
+        sampling: "greedy".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        ..Setting::default()
+    };
+    let prompts = prompts(request, &mut setting)?;
+    let drafter =
+        Drafter::load(request.drafter, &device).with_context(|| format!("--drafter {}", request.drafter.display()))?;
+    let target = dflash_model::target::load(request.target, &device, dtype)
+        .with_context(|| format!("--target {}", request.target.display()))?;
+    let config = &drafter.config;
+    setting.block_size = config.block_size;
+    setting.mask_token_id = config.mask_token_id;
+    setting.taps.clone_from(&config.target_layer_ids);
+    setting.target_hash = target_hash(request.target)?;
+    setting.drafter_hash = target_hash(request.drafter)?;
+    let fits = || format!("{} for {}", request.drafter.display(), request.target.display());
+    let drafting = BoundDrafter::new(drafter, target.head()).with_context(fits)?;
+    target.session(drafting.taps()).map(drop).with_context(fits)?;
+    Ok(Loaded {
+        target,
+        drafting: Box::new(drafting),
+        prompts,
+        setting,
+    })
+}
+
+/// Renders and tokenises the prompts; notes file, template and stop ids in `setting`.
+fn prompts(request: &Request<'_>, setting: &mut Setting) -> Result<Vec<Vec<u32>>> {
+    let chat = Chat::load(request.target)?;
+    let bytes = std::fs::read(request.prompts).with_context(|| format!("--prompts {}", request.prompts.display()))?;
+    setting.prompts_sha256 = hex(&Sha256::digest(&bytes));
+    setting.template_sha256 = chat.template.hash().into();
+    setting.stop_ids.clone_from(&chat.stops);
+    let rows = read_jsonl(request.prompts)?;
+    let mut tokens = Vec::new();
+    for (line, row) in rows.iter().take(request.limit.unwrap_or(usize::MAX)) {
+        let named = || format!("{}:{line}", request.prompts.display());
+        let text = prompt_text(&chat.template, &without_answer(row), request.thinking).with_context(named)?;
+        tokens.push(chat.tokenizer.encode(&text).with_context(named)?);
+        if tokens.len() == 1 {
+            let skip = text.chars().count().saturating_sub(TAIL);
+            setting.prompt_tail = text.chars().skip(skip).collect();
+        }
+    }
+    Ok(tokens)
+}
+
+/// The conversation without the answer that it ends with, if it does: recorded conversations serve as prompts.
+fn without_answer(row: &Conversation) -> Conversation {
+    let mut row = row.clone();
+    while row.messages.last().is_some_and(|message| message.role() == "assistant") {
+        row.messages.pop();
+    }
+    row
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
