@@ -4,3 +4,4 @@
 
 mod config;
 mod folder;
+mod refusals;
