@@ -54,6 +54,8 @@ pub fn write(
         if occupied {
             replace(&fresh, &dir, parent, &name.to_string_lossy())
         } else {
+            // an empty folder may stand there; not every system renames over one
+            let _ = fs::remove_dir(&dir);
             at(&dir, fs::rename(&fresh, &dir))
         }
     });
@@ -188,7 +190,6 @@ fn check_destination(dir: &Path, existing: Existing) -> Result<bool> {
         entries.push(at(dir, entry)?.file_name().to_string_lossy().into_owned());
     }
     if entries.is_empty() {
-        at(dir, fs::remove_dir(dir))?;
         return Ok(false);
     }
     if existing == Existing::Refuse {

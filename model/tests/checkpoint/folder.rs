@@ -243,6 +243,8 @@ fn a_destination_is_replaced_only_when_it_is_a_drafter_and_the_caller_says_so() 
     let replace = |dir: &Path| write(dir, &config, &second, &card(), &json!({}), Existing::ReplaceDrafter);
 
     fs::create_dir(&dir).unwrap();
+    assert_names(&message(write_tiny(&dir, &config, &Tensors::new())), &["missing (25)"]);
+    assert!(dir.is_dir(), "an empty destination survives a failure");
     write_tiny(&dir, &config, &first).unwrap();
     assert_names(&message(write_tiny(&dir, &config, &first)), &["drafter", "not empty"]);
     replace(&dir).unwrap();
