@@ -1,2 +1,10 @@
-//! placeholder
-fn main() {}
+//! `dflash-export`: inspects, verifies and walks drafter folders.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use dflash_export::cli::{Cli, run};
+
+fn main() -> ExitCode {
+    run(Cli::parse())
+}

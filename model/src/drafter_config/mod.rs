@@ -4,6 +4,7 @@
 //! contradict each other about; `write` puts down one file that every engine reads; `shapes` is the tensor list
 //! that a configuration stands for. What makes a configuration sound is said once, in [`DrafterConfig::validate`].
 
+mod keys;
 mod parse;
 mod shapes;
 mod write;

@@ -10,6 +10,7 @@ use std::path::Path;
 use candle_core::{Result, bail};
 use serde_json::{Map, Value};
 
+use super::keys::{Field, Keys, Read, agreed, brief};
 use super::{
     ConvConfig, DrafterConfig, LARGEST_SIZE, LayerRule, MOST_LAYERS, SelectorConfig, default_target_layer_ids,
 };
@@ -84,9 +85,6 @@ impl DrafterConfig {
     }
 }
 
-/// A problem in words; the caller puts the file's name before it.
-type Read<T> = std::result::Result<T, String>;
-
 fn read(value: &Value) -> Read<DrafterConfig> {
     let keys = Keys::of(value)?;
     refuse_other_methods(&keys)?;
@@ -136,129 +134,6 @@ fn read(value: &Value) -> Read<DrafterConfig> {
         conv,
         selector,
     })
-}
-
-/// The two places of a configuration: the top and `dflash_config`.
-struct Keys<'v> {
-    top: &'v Map<String, Value>,
-    nested: Option<&'v Map<String, Value>>,
-}
-
-/// One value with the place it was found at.
-struct Field<'v> {
-    name: String,
-    value: &'v Value,
-}
-
-impl<'v> Keys<'v> {
-    fn of(value: &'v Value) -> Read<Self> {
-        let Value::Object(top) = value else {
-            return Err(format!("expected a JSON object, got {}", brief(value)));
-        };
-        let nested = match top.get("dflash_config") {
-            None | Some(Value::Null) => None,
-            Some(Value::Object(nested)) => Some(nested),
-            Some(other) => return Err(format!("dflash_config: expected an object, got {}", brief(other))),
-        };
-        Ok(Self { top, nested })
-    }
-
-    fn top(&self, key: &str) -> Option<Field<'v>> {
-        let value = self.top.get(key).filter(|value| !value.is_null())?;
-        Some(Field {
-            name: key.to_owned(),
-            value,
-        })
-    }
-
-    fn nested(&self, key: &str) -> Option<Field<'v>> {
-        let value = self.nested?.get(key).filter(|value| !value.is_null())?;
-        Some(Field {
-            name: format!("dflash_config.{key}"),
-            value,
-        })
-    }
-
-    /// The nested value first, then the one at the top; both must agree.
-    fn either(&self, key: &str) -> Read<Option<Field<'v>>> {
-        agreed(self.nested(key), self.top(key))
-    }
-
-    fn required(&self, key: &str) -> Read<Field<'v>> {
-        self.either(key)?
-            .ok_or_else(|| format!("{key}: missing, it is required at the top or in dflash_config"))
-    }
-
-    fn number_or(&self, key: &str, absent: f64) -> Read<f64> {
-        self.either(key)?.map_or(Ok(absent), |field| field.number())
-    }
-
-    fn flag_or(&self, key: &str, absent: bool) -> Read<bool> {
-        self.either(key)?.map_or(Ok(absent), |field| field.flag())
-    }
-}
-
-impl Field<'_> {
-    fn size(&self, most: usize) -> Read<usize> {
-        match self.value.as_u64() {
-            Some(size) if size <= most as u64 => Ok(size as usize),
-            _ => Err(self.expected(&format!("an integer from 0 to {most}"))),
-        }
-    }
-
-    fn token(&self) -> Read<u32> {
-        let token = self.value.as_u64().and_then(|token| u32::try_from(token).ok());
-        token.ok_or_else(|| self.expected("a token id (an integer that is not negative)"))
-    }
-
-    fn number(&self) -> Read<f64> {
-        self.value.as_f64().ok_or_else(|| self.expected("a number"))
-    }
-
-    fn flag(&self) -> Read<bool> {
-        self.value.as_bool().ok_or_else(|| self.expected("true or false"))
-    }
-
-    fn list(&self) -> Read<&Vec<Value>> {
-        self.value.as_array().ok_or_else(|| self.expected("a list"))
-    }
-
-    fn expected(&self, what: &str) -> String {
-        format!("{}: expected {what}, got {}", self.name, brief(self.value))
-    }
-}
-
-/// The value that two places agree on.
-fn agreed<'v>(first: Option<Field<'v>>, second: Option<Field<'v>>) -> Read<Option<Field<'v>>> {
-    if let (Some(a), Some(b)) = (&first, &second)
-        && !same(a.value, b.value)
-    {
-        return Err(format!(
-            "{} is {} but {} is {}: both places must hold the same value",
-            a.name,
-            brief(a.value),
-            b.name,
-            brief(b.value)
-        ));
-    }
-    Ok(first.or(second))
-}
-
-/// Equality in which 10000000 and 1e7 are one number.
-fn same(a: &Value, b: &Value) -> bool {
-    match (a.as_f64(), b.as_f64()) {
-        (Some(a), Some(b)) => a.to_bits() == b.to_bits(),
-        _ => a == b,
-    }
-}
-
-/// A value for a message, cut where it gets long.
-fn brief(value: &Value) -> String {
-    let text = value.to_string();
-    if text.chars().count() <= 80 {
-        return text;
-    }
-    text.chars().take(77).chain("...".chars()).collect()
 }
 
 fn refuse_other_methods(keys: &Keys<'_>) -> Read<()> {

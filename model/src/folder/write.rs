@@ -54,6 +54,8 @@ pub fn write(
         if occupied {
             replace(&fresh, &dir, parent, &name.to_string_lossy())
         } else {
+            // an empty folder may stand there; not every system renames over one
+            let _ = fs::remove_dir(&dir);
             at(&dir, fs::rename(&fresh, &dir))
         }
     });
@@ -102,7 +104,8 @@ pub fn write_files(
 /// Naming tensor, index and value of the first one that is not finite, before or after rounding.
 pub(super) fn to_bf16(name: &str, tensor: &Tensor) -> Result<Vec<bf16>> {
     let flat = tensor.to_device(&Device::Cpu)?.flatten_all()?;
-    let rounded: Vec<bf16> = flat.to_dtype(DType::BF16)?.to_vec1()?;
+    // by way of F32: the direct conversion from F64 drops the lower half before it rounds
+    let rounded: Vec<bf16> = flat.to_dtype(DType::F32)?.to_dtype(DType::BF16)?.to_vec1()?;
     let Some(place) = rounded.iter().position(|value| !value.is_finite()) else {
         return Ok(rounded);
     };
@@ -187,7 +190,6 @@ fn check_destination(dir: &Path, existing: Existing) -> Result<bool> {
         entries.push(at(dir, entry)?.file_name().to_string_lossy().into_owned());
     }
     if entries.is_empty() {
-        at(dir, fs::remove_dir(dir))?;
         return Ok(false);
     }
     if existing == Existing::Refuse {

@@ -3,3 +3,5 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails like the test itself")]
 
 mod config;
+mod folder;
+mod refusals;

@@ -1,0 +1,319 @@
+//! The command line. Exit codes: 0 done, 1 a check failed, 2 bad usage or input.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use candle_core::DType;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use dflash_eval::evaluate::{Options, evaluate};
+use dflash_eval::load::{Loaded, Request, load};
+use dflash_eval::progress::Display;
+use dflash_eval::report::{Report, prepare_json_path, write_json};
+use dflash_model::{Target, device, target};
+use serde::Serialize;
+
+use crate::inspect::inspect;
+use crate::verify::{Verification, compare_copy, failures};
+use crate::walk::walks;
+
+/// Inspects and verifies drafter folders.
+#[derive(Debug, Parser)]
+#[command(name = "dflash-export", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print configuration and tensors, and whether they agree; reads no weights.
+    Inspect {
+        /// Drafter folder.
+        folder: PathBuf,
+        /// Check that the drafter is one for this target folder.
+        #[arg(long, value_name = "FOLDER")]
+        target: Option<PathBuf>,
+        /// Print JSON instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a copy, reload it and compare; then decode prompts and look at the acceptance.
+    Verify {
+        /// Drafter folder.
+        folder: PathBuf,
+        #[command(flatten)]
+        common: Common,
+        /// JSONL of conversations to decode; without it nothing is decoded.
+        #[arg(long, value_name = "FILE")]
+        prompts: Option<PathBuf>,
+        /// Fail below this acceptance length.
+        #[arg(long, value_name = "LENGTH", requires = "prompts", value_parser = acceptance_length)]
+        min_acceptance: Option<f64>,
+        /// Only the first N prompts.
+        #[arg(long, default_value_t = 8, value_name = "N", value_parser = at_least_one)]
+        limit: usize,
+        /// Most new tokens a prompt.
+        #[arg(long, default_value_t = 64, value_name = "TOKENS", value_parser = at_least_one)]
+        max_new: usize,
+        /// Print JSON instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Draft one block after each of the first prompts and write contexts and drafts, for other programs to repeat.
+    Walk {
+        /// Drafter folder.
+        folder: PathBuf,
+        #[command(flatten)]
+        common: Common,
+        /// JSONL of conversations.
+        #[arg(long, value_name = "FILE")]
+        prompts: PathBuf,
+        /// How many prompts.
+        #[arg(long, default_value_t = 10, value_name = "N", value_parser = at_least_one)]
+        contexts: usize,
+        /// Where to write the walks.
+        #[arg(long, value_name = "FILE")]
+        json: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// Target model folder (Hugging Face layout).
+    #[arg(long, value_name = "FOLDER")]
+    target: PathBuf,
+    /// Where to compute.
+    #[arg(long, default_value = "cpu", value_name = "cpu|metal|cuda")]
+    device: String,
+    /// Compute type of the target.
+    #[arg(long, default_value = "f32", value_enum)]
+    dtype: Precision,
+    /// Thinking switch for the chat template [default: the template's own].
+    #[arg(long, value_enum)]
+    thinking: Option<Switch>,
+    /// No progress.
+    #[arg(long)]
+    quiet: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Precision {
+    F32,
+    Bf16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+/// Why a command ended without a result.
+enum Failure {
+    /// Usage or input: exit code 2.
+    Input(anyhow::Error),
+    /// The work itself: exit code 1.
+    Run(anyhow::Error),
+}
+
+/// Runs a parsed command line and returns the exit code of the process.
+pub fn run(cli: Cli) -> ExitCode {
+    let outcome = match cli.command {
+        Command::Inspect { folder, target, json } => run_inspect(&folder, target.as_deref(), json),
+        Command::Verify {
+            folder,
+            common,
+            prompts,
+            min_acceptance,
+            limit,
+            max_new,
+            json,
+        } => run_verify(
+            &folder,
+            &common,
+            prompts.as_deref().map(|prompts| Decode {
+                prompts,
+                min_acceptance,
+                limit,
+                max_new,
+            }),
+            json,
+        ),
+        Command::Walk {
+            folder,
+            common,
+            prompts,
+            contexts,
+            json,
+        } => run_walk(&folder, &common, &prompts, contexts, &json),
+    };
+    let (code, error) = match outcome {
+        Ok(true) => return ExitCode::SUCCESS,
+        Ok(false) => return ExitCode::from(1),
+        Err(Failure::Run(error)) => (1, error),
+        Err(Failure::Input(error)) => (2, error),
+    };
+    eprintln!("error: {error:#}");
+    ExitCode::from(code)
+}
+
+fn run_inspect(folder: &Path, target: Option<&Path>, json: bool) -> Result<bool, Failure> {
+    let found = inspect(folder, target).map_err(Failure::Input)?;
+    print(&found, found.table(), json)?;
+    Ok(found.passed())
+}
+
+/// The decode of a verification.
+#[derive(Clone, Copy)]
+struct Decode<'d> {
+    prompts: &'d Path,
+    min_acceptance: Option<f64>,
+    limit: usize,
+    max_new: usize,
+}
+
+fn run_verify(folder: &Path, common: &Common, decode: Option<Decode<'_>>, json: bool) -> Result<bool, Failure> {
+    // headers and names first: a folder that is not whole fails before any weight is read
+    let found = inspect(folder, Some(&common.target)).map_err(Failure::Input)?;
+    if !found.passed() {
+        return Err(Failure::Run(anyhow!(
+            "{}: {}",
+            folder.display(),
+            found.problems.join("; ")
+        )));
+    }
+    let (copy, acceptance) = match decode {
+        None => {
+            let target = load_target(common).map_err(Failure::Input)?;
+            (compare_copy(folder, target.as_ref()).map_err(Failure::Run)?, None)
+        }
+        Some(decode) => {
+            let loaded = load_all(folder, common, decode.prompts, decode.limit).map_err(Failure::Input)?;
+            let copy = compare_copy(folder, loaded.target.as_ref()).map_err(Failure::Run)?;
+            let report = measure(&loaded, decode, common.quiet).map_err(Failure::Run)?;
+            (copy, Some(report))
+        }
+    };
+    let min_acceptance = decode.and_then(|decode| decode.min_acceptance);
+    let verification = Verification {
+        folder: folder.display().to_string(),
+        target: common.target.display().to_string(),
+        failures: failures(
+            &copy,
+            acceptance.as_ref(),
+            common.dtype == Precision::F32,
+            min_acceptance,
+        ),
+        copy,
+        acceptance,
+        min_acceptance,
+    };
+    print(&verification, verification.table(), json)?;
+    Ok(verification.passed())
+}
+
+fn run_walk(folder: &Path, common: &Common, prompts: &Path, contexts: usize, json: &Path) -> Result<bool, Failure> {
+    let prepare = || {
+        prepare_json_path(json)?;
+        let loaded = load_all(folder, common, prompts, contexts)?;
+        ensure!(
+            loaded.prompts.len() == contexts,
+            "--contexts {contexts}: {} has only {} prompts",
+            prompts.display(),
+            loaded.prompts.len()
+        );
+        Ok(loaded)
+    };
+    let loaded = prepare().map_err(Failure::Input)?;
+    let mut display = Display::new("walk", contexts, common.quiet);
+    let (target, drafting) = (loaded.target.as_ref(), loaded.drafting.as_ref());
+    let found = walks(
+        target,
+        drafting,
+        &loaded.prompts,
+        &loaded.setting.stop_ids,
+        &mut |done| {
+            display.update(dflash_eval::Progress {
+                done,
+                total: contexts,
+                acceptance_length: None,
+            });
+        },
+    )
+    .map_err(Failure::Run)?;
+    write_json(json, &found).map_err(Failure::Run)?;
+    Ok(true)
+}
+
+/// Decodes plainly and speculatively, and counts.
+fn measure(loaded: &Loaded, decode: Decode<'_>, quiet: bool) -> Result<Report> {
+    let mut setting = loaded.setting.clone();
+    setting.block_size_used = setting.block_size;
+    setting.max_new = decode.max_new;
+    let options = Options {
+        setting,
+        ..Options::new(decode.max_new, loaded.setting.stop_ids.clone())
+    };
+    let mut display = Display::new("verify", loaded.prompts.len(), quiet);
+    let (target, drafting) = (loaded.target.as_ref(), loaded.drafting.as_ref());
+    evaluate(target, drafting, &loaded.prompts, &options, &mut |progress| {
+        display.update(progress);
+    })
+}
+
+fn load_all(folder: &Path, common: &Common, prompts: &Path, limit: usize) -> Result<Loaded> {
+    let loaded = load(&Request {
+        target: &common.target,
+        drafter: folder,
+        prompts,
+        device: &common.device,
+        bf16: common.dtype == Precision::Bf16,
+        thinking: common.thinking.map(|switch| switch == Switch::On),
+        limit: Some(limit),
+    })?;
+    ensure!(!loaded.prompts.is_empty(), "{}: no prompts", prompts.display());
+    Ok(loaded)
+}
+
+fn load_target(common: &Common) -> Result<Box<dyn Target>> {
+    let device = device::by_name(&common.device).context("--device")?;
+    let dtype = match common.dtype {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
+    };
+    target::load(&common.target, &device, dtype).with_context(|| format!("--target {}", common.target.display()))
+}
+
+/// Writes to standard output; a closed pipe is an error, not a panic.
+fn print<T: Serialize>(value: &T, table: String, json: bool) -> Result<(), Failure> {
+    use std::io::Write;
+    let text = if json {
+        serde_json::to_string_pretty(value)
+            .map(|text| text + "\n")
+            .context("JSON")
+            .map_err(Failure::Run)?
+    } else {
+        table
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("standard output")
+        .map_err(Failure::Run)
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("expected at least 1".into()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
+fn acceptance_length(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(length) if length.is_finite() && length >= 1.0 => Ok(length),
+        Ok(_) => Err("expected a finite number of at least 1, the length of an always rejected draft".into()),
+        Err(error) => Err(format!("{error}")),
+    }
+}
