@@ -9,6 +9,10 @@ dir=${1:-${PEERS:-$HOME/.cache/dflash-peers}}
 done_mark=$dir/ok # written last: an interrupted installation is taken up again
 
 if [ ! -e "$done_mark" ]; then
+  if ! python3 -c 'import ensurepip' 2>/dev/null; then # Debian's python3 comes without
+    $([ "$(id -u)" = 0 ] || echo sudo) apt-get update -qq >&2
+    $([ "$(id -u)" = 0 ] || echo sudo) apt-get install -y -qq python3-venv >&2
+  fi
   python3 -m venv "$dir" >&2
   install() { "$dir/bin/pip" install --quiet --disable-pip-version-check "$@" >&2; }
   install 'torch==2.11.0' 'transformers>=5.7,<5.19' 'numpy<2.5' safetensors tokenizers jinja2

@@ -278,7 +278,7 @@ mod tests {
             let product = product * marginal(i);
             (sum + product, product)
         });
-        assert!((sum - 1.3671875).abs() < 1e-12, "{sum}");
+        assert!((sum - 1.367_187_5).abs() < 1e-12, "{sum}");
     }
 
     #[test]
@@ -301,7 +301,7 @@ mod tests {
         let none = Counts::new(3);
         assert_eq!(none.acceptance_length(), None);
         assert_eq!(none.accept_at_pos(), vec![None; 3]);
-        assert_eq!(macro_acceptance_length(&[none.clone()]), None);
+        assert_eq!(macro_acceptance_length(std::slice::from_ref(&none)), None);
         assert_eq!(bootstrap_interval(&[none, counts(3, &[1])], 0), None);
     }
 

@@ -78,7 +78,7 @@ mod tests {
     use candle_core::Device;
 
     fn rows(values: &[[f32; 4]]) -> Tensor {
-        Tensor::new(values, &Device::Cpu).unwrap()
+        Tensor::from_slice(values.as_flattened(), (values.len(), 4), &Device::Cpu).unwrap()
     }
 
     #[test]

@@ -68,10 +68,9 @@ impl Scripted {
         let wrong = (truth + 1) % self.vocab_size as u32;
         match &self.script {
             Script::Right => truth,
-            Script::Wrong => wrong,
             Script::Random { seed } => below(*seed, (position * self.block_size + slot) as u64, self.vocab_size) as u32,
             Script::Runs(runs) if slot < runs[round % runs.len()] => truth,
-            Script::Runs(_) => wrong,
+            Script::Wrong | Script::Runs(_) => wrong,
         }
     }
 }

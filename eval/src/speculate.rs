@@ -152,7 +152,13 @@ pub fn speculate(
         let agreed = leading_run(&drafts, &choices);
         let emitted = text.push(&choices[..=agreed]);
         let taps = step.taps.narrow(0, 0, emitted)?;
+        let kept = draft.len() + emitted;
         step.commit(emitted).context("commit")?;
+        ensure!(
+            session.len() == kept,
+            "the target holds {} tokens after the commit, expected {kept}",
+            session.len()
+        );
         time.commit += clock.lap();
 
         rounds.push(Round {

@@ -17,14 +17,16 @@ pub mod ops;
 pub mod params;
 pub mod simd;
 pub mod target;
-pub mod walk;
 pub mod tensor_file;
+pub mod walk;
 
 pub use blocks::{Block, Blocks};
 pub use drafter::Drafter;
 pub use drafter_config::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig};
 pub use drafting::{DraftSession, Drafting, Proposal, ProposalSlot, Sampling};
 pub use params::{Codebooks, Params};
-pub use target::{Forward, LogitRows, Session, Target, TargetHead, TargetInfo, Verified, VerifyStep};
 pub use walk::BoundDrafter;
+pub use target::{
+    DeltaNetState, Forward, LogitRows, Session, Target, TargetConfig, TargetHead, TargetInfo, Verified, VerifyStep,
+};
 pub use tensor_file::TensorFolder;

@@ -3,6 +3,8 @@
 //!
 //! Standard library only, so that `scripts/check.sh` can build it with bare rustc before anything else.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of a test may panic as the test may")]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

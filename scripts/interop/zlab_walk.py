@@ -160,6 +160,7 @@ def main():
             command.add_argument("--algorithm", choices=["dflash", "dflash2"], default="dflash2")
     options = parser.parse_args()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     sys.exit(options.action(options))
 
 

@@ -4,10 +4,10 @@
 //! stash, attention rows lie past the session's length. [`Verified::commit`] folds the first n writes into S, takes
 //! rows [n, n + taps - 1) of the convolution input as the new tail and moves the length.
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Device, Result, Tensor, bail};
 
 use super::cpu::{Cache, CpuTarget, Pending, segments};
-use super::{Forward, LogitRows, Session, Verified, VerifyStep, check_tokens, delta};
+use super::{DeltaNetState, Forward, LogitRows, Session, Verified, VerifyStep, check_tokens, delta};
 
 /// One sequence and its caches.
 pub(crate) struct CpuSession<'m> {
@@ -75,6 +75,18 @@ impl Session for CpuSession<'_> {
             rows,
         };
         Ok(VerifyStep::new(logits, taps, rows, Box::new(pending)))
+    }
+
+    fn delta_net_states(&self) -> Result<Vec<Option<DeltaNetState>>> {
+        let tensor = |values: &[f32], shape: &[usize]| Tensor::from_slice(values, shape, &Device::Cpu);
+        let state = |cache: &Cache| match (cache, &self.target.config.linear) {
+            (Cache::Linear { tail, state }, Some(shape)) => Ok(Some(DeltaNetState {
+                conv_tail: tensor(tail, &[shape.conv_width - 1, shape.conv_channels()])?,
+                state: tensor(state, &[shape.value_heads, shape.key_dim, shape.value_dim])?,
+            })),
+            _ => Ok(None),
+        };
+        self.caches.iter().map(state).collect()
     }
 }
 

@@ -4,6 +4,8 @@
 //! gated-delta-net caches. Tap id `i` is the output of decoder layer `i` (0-based), before the final norm.
 
 mod attention;
+mod composed;
+mod composed_session;
 pub mod config;
 mod cpu;
 mod cpu_session;
@@ -26,17 +28,36 @@ pub use config::TargetConfig;
 /// When the model is not a dense Qwen3.5 or Qwen3, a tensor is missing, unexpected or misshapen, or `compute` is another
 /// type.
 pub fn load(dir: &Path, device: &Device, compute: DType) -> Result<Box<dyn Target>> {
-    if !matches!(compute, DType::F32 | DType::BF16) {
-        bail!("compute type {compute:?}: expected F32 or BF16")
+    if !device.is_cpu() {
+        return load_composed(dir, device, compute);
     }
-    let config = TargetConfig::read(dir)?;
-    let folder = TensorFolder::open(dir)?;
+    let (config, folder) = open(dir, compute)?;
     let weights = weights::Weights::check(&folder, &config)?;
     Ok(Box::new(cpu::CpuTarget::load(
         &weights,
         config,
         compute == DType::BF16,
     )?))
+}
+
+/// As [`load`], made of candle tensor operations on any device: slower on the CPU, where it serves as the twin of the
+/// kernels.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_composed(dir: &Path, device: &Device, compute: DType) -> Result<Box<dyn Target>> {
+    let (config, folder) = open(dir, compute)?;
+    let weights = weights::Weights::check(&folder, &config)?;
+    Ok(Box::new(composed::ComposedTarget::load(
+        &weights, config, device, compute,
+    )?))
+}
+
+fn open(dir: &Path, compute: DType) -> Result<(TargetConfig, TensorFolder)> {
+    if !matches!(compute, DType::F32 | DType::BF16) {
+        bail!("compute type {compute:?}: expected F32 or BF16")
+    }
+    Ok((TargetConfig::read(dir)?, TensorFolder::open(dir)?))
 }
 
 /// What other rooms need to know of a target.
@@ -137,6 +158,23 @@ pub trait Session {
 
     /// Runs tokens after those cached without keeping them: the session changes only by [`VerifyStep::commit`].
     fn verify(&mut self, tokens: &[u32]) -> Result<VerifyStep<'_>>;
+
+    /// What the gated-delta-net layers remember, one entry a layer, `None` for full attention. For inspection.
+    ///
+    /// # Errors
+    /// When this kind of session keeps no such states.
+    fn delta_net_states(&self) -> Result<Vec<Option<DeltaNetState>>> {
+        bail!("this session keeps no gated-delta-net states")
+    }
+}
+
+/// The memory of one gated-delta-net layer.
+#[derive(Debug, Clone)]
+pub struct DeltaNetState {
+    /// Last inputs of the convolution, oldest first, [taps - 1, channels].
+    pub conv_tail: Tensor,
+    /// S, f32, [value heads, key channels, value channels].
+    pub state: Tensor,
 }
 
 /// What a target hands out of a verify pass: the outcome and the half-finished cache update.
