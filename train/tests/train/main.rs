@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod command;
 mod optim;
 mod resume;
 mod run_files;
