@@ -16,7 +16,7 @@ use crate::materials::Materials;
 use crate::progress::Display;
 
 /// Keeps the split apart from all other streams of the same seed.
-const SPLIT_STREAM: u64 = 0x7370_6C69_74;
+const SPLIT_STREAM: u64 = 0x0073_706C_6974;
 
 /// All examples of a run.
 #[derive(Debug, Clone, PartialEq)]

@@ -26,6 +26,9 @@ use crate::step::Gradients;
 /// Batches assembled ahead of the step.
 const AHEAD: usize = 2;
 
+/// Sums and normalised gradients of a batch under a selector weight.
+pub type StepFunction<'j, B> = dyn Fn(&B, f64) -> Result<(StepSums, Gradients)> + 'j;
+
 /// What is trained, and how its parts are had.
 pub struct Job<'j, B> {
     /// The resolved run file.
@@ -37,7 +40,7 @@ pub struct Job<'j, B> {
     /// The batch of the step at (epoch, position); none behind the epoch's last.
     pub batch: &'j (dyn Fn(u64, u64) -> Result<Option<B>> + Sync),
     /// Sums and normalised gradients of a batch under a selector weight.
-    pub gradients: &'j dyn Fn(&B, f64) -> Result<(StepSums, Gradients)>,
+    pub gradients: &'j StepFunction<'j, B>,
     /// Replays the held-out responses with the present parameters, after so many steps; none without any.
     pub validate: &'j dyn Fn(u64) -> Result<Option<Validation>>,
     /// Writes the published drafter folder of the present parameters.
@@ -259,12 +262,13 @@ fn due(step: u64, every: u64) -> bool {
 }
 
 fn summary(record: &StepRecord) -> String {
-    let mut text = format!("loss {:.3}", record.base_loss);
-    if let Some(first) = record.slot_accuracy.first().copied().flatten() {
-        text += &format!(" slot 1 {:.1} %", 100.0 * first);
-    }
-    if let Some(recall) = record.recall {
-        text += &format!(" recall {:.1} %", 100.0 * recall);
-    }
-    text + &format!(" |g| {:.2} {:.0} slots/s", record.grad_norm, record.slots_per_s)
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let first = record.slot_accuracy.first().copied().flatten().map(percent);
+    let first = first.map(|share| format!(" slot 1 {share}")).unwrap_or_default();
+    let recall = record.recall.map(percent);
+    let recall = recall.map(|share| format!(" recall {share}")).unwrap_or_default();
+    format!(
+        "loss {:.3}{first}{recall} |g| {:.2} {:.0} slots/s",
+        record.base_loss, record.grad_norm, record.slots_per_s
+    )
 }

@@ -2,7 +2,7 @@
 //!
 //! One JSONL row a prompt, in the prompts' order: the prompt's own fields, `messages` with the answer appended,
 //! `finish_reason` (`stop`, or `length` when a limit cut it), `enable_thinking`, and `generated` with what the
-//! answer depends on. Rows are appended whole to `NAME.part`, which an interrupted run continues and a finished
+//! answer depends on (`generated.exact`: whether the row tokenises to exactly what the target read and wrote). Rows are appended whole to `NAME.part`, which an interrupted run continues and a finished
 //! one renames. An assistant message that ends a prompt is replaced.
 
 use std::fs::{self, File, OpenOptions};
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use dflash_data::conversation::{Conversation, read_jsonl};
 use dflash_data::rng::Stream;
 use dflash_data::target_hash;
-use dflash_data::tokens::prompt_tokens;
+use dflash_data::tokens::{LengthPolicy, PrepareConfig, Turns, prepare as examples_of, prompt_tokens};
 use dflash_eval::evaluate::decode_plainly;
 use dflash_eval::speculate::{Finish, Limits, prefill};
 use dflash_model::{LogitRows, Target};
@@ -55,7 +55,7 @@ pub fn prepare(materials: &Materials, display: Display, stop: &StopFlag) -> Resu
         .open(&part)
         .with_context(|| part.display().to_string())?;
     let mut stage = Stage::start(display, "prepare", next as u64, prompts.len() as u64);
-    let mut too_long = 0;
+    let (mut too_long, mut inexact) = (0, 0);
     while next < prompts.len() {
         if let Some(code) = stop.exit_code() {
             return Ok(Some(code));
@@ -72,6 +72,11 @@ pub fn prepare(materials: &Materials, display: Display, stop: &StopFlag) -> Resu
             })
             .collect::<Result<_>>()?;
         too_long += rows.iter().filter(|row| row.is_none()).count();
+        inexact += rows
+            .iter()
+            .flatten()
+            .filter(|row| row["generated"]["exact"] == false)
+            .count();
         let text: String = rows.into_iter().flatten().map(|row| row.to_string() + "\n").collect();
         file.write_all(text.as_bytes())
             .with_context(|| part.display().to_string())?;
@@ -81,6 +86,11 @@ pub fn prepare(materials: &Materials, display: Display, stop: &StopFlag) -> Resu
     if too_long > 0 {
         stage.note(&format!(
             "{too_long} prompts left no room for an answer and were left out"
+        ));
+    }
+    if inexact > 0 {
+        stage.note(&format!(
+            "{inexact} answers do not tokenise to the very tokens that the target wrote (generated.exact = false)"
         ));
     }
     file.sync_all().with_context(|| part.display().to_string())?;
@@ -125,6 +135,7 @@ fn continue_part(part: &Path, settings: &Map<String, Value>) -> Result<usize> {
             .and_then(Value::as_object)
             .cloned()
             .with_context(|| format!("{}: generated: expected an object", place()))?;
+        made.shift_remove("exact");
         let prompt = made.shift_remove("prompt").as_ref().and_then(Value::as_u64);
         let prompt = prompt.with_context(|| format!("{}: generated.prompt: expected a number", place()))? as usize;
         ensure!(
@@ -175,18 +186,16 @@ fn answer(
         width: 1,
     };
     let seed = config.generate.seed.unwrap_or(config.seed);
-    let (mut response, stopped) = generate(
+    let (written, stopped) = generate(
         materials.target.as_ref(),
         &tokens,
         &limits,
         config.generate.temperature,
         Stream::new(&[GENERATE_STREAM, seed, index as u64]),
     )?;
-    if stopped {
-        response.pop();
-    }
+    let response = &written[..written.len() - usize::from(stopped)];
     // special tokens inside an answer must survive, the template reads some of them
-    let text = materials.chat.tokenizer.decode(&response, false)?;
+    let text = materials.chat.tokenizer.decode(response, false)?;
     let open_thought = thinking
         && materials
             .chat
@@ -210,8 +219,23 @@ fn answer(
     row.insert("finish_reason".into(), json!(if stopped { "stop" } else { "length" }));
     let mut generated = Map::from_iter([("prompt".to_owned(), json!(index))]);
     generated.extend(settings.clone());
+    let exact = tokenises_to(materials, &row, &[tokens, written].concat());
+    generated.insert("exact".into(), json!(exact));
     row.insert("generated".into(), Value::Object(generated));
     Ok(Some(Value::Object(row)))
+}
+
+/// Whether training on the row sees exactly `tokens`. Text can lose what tokens said: merges, trimmed white space.
+fn tokenises_to(materials: &Materials, row: &Map<String, Value>, tokens: &[u32]) -> bool {
+    let settings = PrepareConfig {
+        max_length: usize::MAX,
+        length_policy: LengthPolicy::Drop,
+        turns: Turns::Last,
+        thinking: None,
+    };
+    let example = Conversation::from_json(Value::Object(row.clone()))
+        .and_then(|conversation| examples_of(&materials.chat, &[(1, conversation)], &settings));
+    example.is_ok_and(|(examples, _)| examples.iter().any(|example| example.tokens == tokens))
 }
 
 /// The answer as a message; a thought that the prompt opened becomes `reasoning_content`, as templates expect it.
@@ -311,7 +335,7 @@ mod tests {
         let part = folder.path().join("r.jsonl.part");
         let settings = Map::from_iter([("max_new".to_owned(), json!(4))]);
         assert_eq!(continue_part(&part, &settings).unwrap(), 0);
-        let rows = "{\"generated\":{\"prompt\":0,\"max_new\":4}}\n{\"generated\":{\"prompt\":2,\"max_new\":4}}\n";
+        let rows = "{\"generated\":{\"prompt\":0,\"max_new\":4,\"exact\":true}}\n{\"generated\":{\"prompt\":2,\"max_new\":4}}\n";
         fs::write(&part, format!("{rows}{{\"gen")).unwrap();
         assert_eq!(continue_part(&part, &settings).unwrap(), 3);
         assert_eq!(fs::read_to_string(&part).unwrap(), rows);

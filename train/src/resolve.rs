@@ -6,7 +6,7 @@
 use anyhow::{Result, bail, ensure};
 use dflash_model::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig, TargetInfo};
 
-use crate::config::{Algorithm, CodebookKind, RunConfig};
+use crate::config::{Algorithm, CodebookKind, DrafterSection, RunConfig};
 
 /// Taps of a new drafter.
 const TAPS: usize = 5;
@@ -31,7 +31,6 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
     let mut config = config.clone();
     let layers = resolve_taps(&config, target, init)?;
     let section = &mut config.drafter;
-    let init_layer = init.and_then(|init| init.layers.first().copied());
 
     let algorithm = *section.algorithm.get_or_insert(match init {
         // a plain warm start keeps the family; the upgrade is asked for by name
@@ -55,23 +54,7 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
         .rope_theta
         .get_or_insert(init.map_or(target.rope_theta, |init| init.rope_theta));
 
-    let layer_rules = match init {
-        // a published folder may mix windows; only a key in the run file replaces them
-        Some(init) if section.sliding_window.is_none() && section.causal.is_none() => init.layers.clone(),
-        _ => {
-            let window = *section
-                .sliding_window
-                .get_or_insert(init_layer.map_or(WINDOW, |rule| rule.window.unwrap_or(0)));
-            let causal = *section.causal.get_or_insert(init_layer.is_some_and(|rule| rule.causal));
-            vec![
-                LayerRule {
-                    window: (window > 0).then_some(window),
-                    causal
-                };
-                count
-            ]
-        }
-    };
+    let layer_rules = resolve_layers(section, init, count);
 
     let (mut conv, mut selector) = (None, None);
     if algorithm == Algorithm::Dflash2 {
@@ -143,7 +126,7 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
     };
     check_shape(&drafter, count)?;
     if let Some(init) = init {
-        check_warm_start(&drafter, init)?;
+        check_warm_start(&drafter, count, init)?;
     }
     Ok(Resolved {
         config,
@@ -217,6 +200,26 @@ fn resolve_taps(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCo
         bail!("taps.layers: expected layers below {last}, the target's last, got {layer}");
     }
     Ok(layers)
+}
+
+/// Window and causality of every layer.
+fn resolve_layers(section: &mut DrafterSection, init: Option<&DrafterConfig>, count: usize) -> Vec<LayerRule> {
+    match init {
+        // a published folder may mix windows; only a key in the run file replaces them
+        Some(init) if section.sliding_window.is_none() && section.causal.is_none() => init.layers.clone(),
+        _ => {
+            let saved = init.and_then(|init| init.layers.first().copied());
+            let window = *section
+                .sliding_window
+                .get_or_insert(saved.map_or(WINDOW, |rule| rule.window.unwrap_or(0)));
+            let causal = *section.causal.get_or_insert(saved.is_some_and(|rule| rule.causal));
+            let rule = LayerRule {
+                window: (window > 0).then_some(window),
+                causal,
+            };
+            vec![rule; count]
+        }
+    }
 }
 
 fn refuse_dflash2_keys(config: &RunConfig) -> Result<()> {
@@ -301,7 +304,7 @@ fn check_shape(drafter: &DrafterConfig, count: usize) -> Result<()> {
 }
 
 /// What a warm start may not change: everything that decides the shape of a tensor.
-fn check_warm_start(drafter: &DrafterConfig, init: &DrafterConfig) -> Result<()> {
+fn check_warm_start(drafter: &DrafterConfig, count: usize, init: &DrafterConfig) -> Result<()> {
     let same = |key: &str, wanted: usize, saved: usize| {
         ensure!(
             wanted == saved,
@@ -309,7 +312,7 @@ fn check_warm_start(drafter: &DrafterConfig, init: &DrafterConfig) -> Result<()>
         );
         Ok(())
     };
-    same("layers", drafter.layers.len(), init.layers.len())?;
+    same("layers", count, init.layers.len())?;
     same("heads", drafter.num_heads, init.num_heads)?;
     same("kv_heads", drafter.num_kv_heads, init.num_kv_heads)?;
     same("head_dim", drafter.head_dim, init.head_dim)?;

@@ -147,10 +147,10 @@ impl Order {
     pub fn epoch(&self, epoch: u64) -> Plan {
         // a panic elsewhere cannot leave a plan half made: it is stored whole
         let mut last = self.plan.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some((planned, plan)) = &*last {
-            if *planned == epoch {
-                return Arc::clone(plan);
-            }
+        if let Some((planned, plan)) = &*last
+            && *planned == epoch
+        {
+            return Arc::clone(plan);
         }
         let packs = plan_epoch(&self.lengths, self.pack_tokens, self.seed, epoch)
             .into_iter()
@@ -205,7 +205,7 @@ fn data_identity(identity: &Identity, examples: &Examples) -> Result<String> {
     for index in &examples.train {
         hash.update((*index as u64).to_le_bytes());
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(format!("{:x}", hash.finalize()))
 }
 
 #[cfg(test)]

@@ -73,7 +73,14 @@ pub fn train(
                 return Ok(None);
             }
             let bound = BoundDrafter::new(drafter.clone(), &head)?;
-            validate::validate(&bound, &source.taps, held_out, &materials.chat.stops, step)
+            validate::validate(
+                &bound,
+                &source.taps,
+                held_out,
+                &materials.chat.stops,
+                step,
+                &materials.device,
+            )
         },
         publish: &|folder| publisher.write(folder, &params),
     };

@@ -17,19 +17,20 @@ use crate::metrics::Validation;
 
 /// Replays the samples `indices` of `source`; none when no round counts.
 ///
-/// `stops` are the tokens that end a text.
+/// `stops` are the tokens that end a text; `device` is where the drafter lies.
 pub fn validate(
     drafting: &dyn Drafting,
     source: &TapSource,
     indices: &[usize],
     stops: &[u32],
     step: u64,
+    device: &Device,
 ) -> Result<Option<Validation>> {
     let started = Instant::now();
     let width = drafting.block_size() - 1;
     let tallies: Vec<Tally> = indices
         .par_iter()
-        .map(|&index| replay_sample(drafting, source, index, stops, width).with_context(|| format!("sample {index}")))
+        .map(|&index| replay_sample(drafting, source, index, stops, device).with_context(|| format!("sample {index}")))
         .collect::<Result<_>>()?;
     let mut total = Tally::new(width);
     for tally in &tallies {
@@ -51,12 +52,13 @@ fn replay_sample(
     source: &TapSource,
     index: usize,
     stops: &[u32],
-    width: usize,
+    device: &Device,
 ) -> Result<Tally> {
+    let width = drafting.block_size() - 1;
     let sample = source.sample(index)?;
     let response = response_range(&sample.loss_mask)?;
     let shape = (sample.tokens.len(), sample.tap_width);
-    let taps = Tensor::from_slice(&sample.taps, shape, &Device::Cpu)?.to_dtype(DType::F32)?;
+    let taps = Tensor::from_slice(&sample.taps, shape, device)?.to_dtype(DType::F32)?;
     let stopped = stops.contains(&sample.tokens[response.end - 1]);
     let recording = Recording {
         tokens: &sample.tokens,

@@ -1,5 +1,8 @@
 //! What crosses files: the optimizer against PyTorch, resuming, keeping, signals, and the run files in `configs/`.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod command;
 mod optim;
 mod resume;
 mod run_files;

@@ -79,7 +79,7 @@ fn published_tap_lists_follow_from_the_formula() {
     }
     assert_eq!(default_taps(32, 1).unwrap(), [16]);
     // 1 + 0.5: halves go to the even number
-    assert_eq!(default_taps(5, 3).unwrap_err().to_string().contains("repeats"), true);
+    assert!(default_taps(5, 3).unwrap_err().to_string().contains("repeats"));
     assert!(default_taps(3, 5).is_err());
 }
 
