@@ -25,8 +25,8 @@ pub use drafter::Drafter;
 pub use drafter_config::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig};
 pub use drafting::{DraftSession, Drafting, Proposal, ProposalSlot, Sampling};
 pub use params::{Codebooks, Params};
-pub use walk::BoundDrafter;
 pub use target::{
     DeltaNetState, Forward, LogitRows, Session, Target, TargetConfig, TargetHead, TargetInfo, Verified, VerifyStep,
 };
 pub use tensor_file::TensorFolder;
+pub use walk::BoundDrafter;

@@ -2,6 +2,8 @@
 //!
 //! Fixtures: `fixtures/drafter/*`, written by `scripts/fixtures/drafter.py`.
 
+#![expect(clippy::unwrap_used, reason = "fixtures are part of the test")]
+
 use candle_core::{DType, Device, Tensor};
 use dflash_model::walk::{draft_distribution, walk};
 use dflash_model::{
