@@ -29,7 +29,7 @@ const CHECKSUM_CHARACTERS: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    /// [`crate::target_hash`] of the target folder.
+    /// [`crate::target_hash()`] of the target folder.
     pub target: String,
     /// SHA-256 of `tokenizer.json`.
     pub tokenizer: String,

@@ -1,8 +1,8 @@
 //! Speculative decoding with DFlash drafters: the loop, what it accepts, and whether it changes the text.
 //!
-//! - [`speculate`]: the decoding loop, speculative and plain, on [`argmax`]
+//! - [`mod@speculate`]: the decoding loop, speculative and plain, on [`argmax`]
 //! - [`acceptance`]: counts of rounds and the numbers read from them
-//! - [`evaluate`]: generation mode over prompts, timed; [`replay`]: the same counts over recorded text
+//! - [`mod@evaluate`]: generation mode over prompts, timed; [`mod@replay`]: the same counts over recorded text
 //! - [`lossless`]: speculative against plain text with trained, random, right and wrong drafters
 //! - [`report`], [`table`]: JSON and terminal; [`load`]: the folders and prompts of a command line
 //! - [`scripted`], [`scripted_target`]: drafters and a target for tests, of this room and of those above

@@ -6,7 +6,7 @@
 //! The conv is a grouped dynamic convolution along the block's slots ([`ops::grouped_conv`]); context rows never
 //! pass it. Embedding and head are the target's. Slot j of a block at anchor a predicts the token at a + j.
 //!
-//! The selector rescores the k best tokens C of each slot: S(p, c) = u(c) + <A[p] * P h, B[c]>, u the unary logit,
+//! The selector rescores the k best tokens C of each slot: `S(p, c) = u(c) + <A[p] * P h, B[c]>`, u the unary logit,
 //! p the token chosen at the slot before (the anchor first); a greedy walk takes the best, left to right.
 //!
 //! Papers: arXiv 2602.06036 (DFlash); DFlash 2 after its published checkpoints. Shapes: N blocks, B slots,
@@ -340,7 +340,7 @@ impl CandidateSelector {
         })
     }
 
-    /// Pair scores <A[p] * P h, B[c]> of k candidates a row, [R, k], differentiable.
+    /// Pair scores `<A[p] * P h, B[c]>` of k candidates a row, [R, k], differentiable.
     ///
     /// `hidden`: [R, H] post-norm; `predecessors`: R tokens; `candidates`: R * k tokens; `head` in f32.
     pub fn edges(

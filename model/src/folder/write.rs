@@ -71,7 +71,7 @@ pub fn write(
 /// beside them and rename the folder themselves.
 ///
 /// # Errors
-/// As [`write`]; a file that is already there is an error too.
+/// As [`write()`]; a file that is already there is an error too.
 pub fn write_files(
     dir: &Path,
     config: &DrafterConfig,

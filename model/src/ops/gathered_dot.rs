@@ -1,7 +1,7 @@
-//! s[r, c] = x[r] . table[id[r, c]]: logits of a few candidates a row against a frozen matrix.
+//! `s[r, c] = x[r] . table[id[r, c]]`: logits of a few candidates a row against a frozen matrix.
 //!
 //! The selector needs the head on its k candidates only; gathering the rows would cost R * k * H memory. Backward:
-//! dx[r] = sum over c of ds[r, c] table[id[r, c]]. The table is frozen and gets no gradient.
+//! `dx[r] = sum over c of ds[r, c] table[id[r, c]]`. The table is frozen and gets no gradient.
 
 use super::{on_cpu, slice_of, with_slice};
 use crate::simd::{add_scaled, dot, vectorised};

@@ -1,12 +1,18 @@
 //! DFlash 2's grouped dynamic depthwise convolution, one side of it.
 //!
 //! Inside a block, for output slot t and channel c of group q = c / g:
-//!   z_t[c] = sum over k = 0..min(K-1, t) of (base[s,k,c] + delta[s,k,q](t)) * y_{t-k}[c]
+//! ```text
+//! z_t[c] = sum over k = 0..min(K-1, t) of (base[s,k,c] + delta[s,k,q](t)) * y_{t-k}[c]
+//! ```
 //! The coefficient belongs to the output slot t for every tap k; nothing crosses a block. `delta` holds both sides,
 //! laid out [side, tap, group] in its last axis, so one projection serves the call before and the call after.
 //!
-//! Backward, with gz = dL/dz: gy_t = sum over k of coef(t+k) * gz_{t+k}; gbase[s,k,c] = sum of gz_t[c] y_{t-k}[c];
-//! gdelta[s,k,q](t) = sum over c in q of gz_t[c] y_{t-k}[c].
+//! Backward, with gz = dL/dz:
+//! ```text
+//! gy_t             = sum over k of coefficient(t+k) * gz_{t+k}
+//! gbase[s,k,c]     = sum over blocks and t of gz_t[c] * y_{t-k}[c]
+//! gdelta[s,k,q](t) = sum over c in q of gz_t[c] * y_{t-k}[c]
+//! ```
 
 use super::{on_cpu, slice_of, with_slice};
 use crate::simd::{dot, vectorised};
@@ -90,7 +96,7 @@ impl GroupedConv {
         (self.side * self.k + tap) * self.groups
     }
 
-    /// This side's base coefficients of one tap, [H].
+    /// This side's base coefficients of one tap, `[H]`.
     fn base<'b>(&self, base: &'b [f32], tap: usize) -> &'b [f32] {
         &base[(self.side * self.k + tap) * self.h..][..self.h]
     }

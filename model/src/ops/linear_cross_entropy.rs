@@ -1,6 +1,6 @@
 //! Cross-entropy of hidden rows against a frozen head, without ever holding all the logits.
 //!
-//! For row r with logits u = shape(hidden_r . head^T): loss_r = logsumexp(u) - u[label_r]. The same pass yields the
+//! For row r with logits u = shape(hidden_r . head^T): `loss_r = logsumexp(u) - u[label_r]`. The same pass yields the
 //! gradient of sum over r of weight_r * loss_r with respect to hidden, and each row's k best tokens. Logits exist
 //! for one chunk of rows at a time; memory does not grow with R.
 //!

@@ -8,7 +8,7 @@ use crate::simd::{dot, sum_of_squares, vectorised};
 use candle_core::{CpuStorage, CustomOp2, D, Layout, Result, Shape, Tensor};
 use rayon::prelude::*;
 
-/// Normalises the last axis of `x` [.., C] and scales it by `weight` [C].
+/// Normalises the last axis of `x` [.., C] and scales it by `weight` `[C]`.
 ///
 /// # Errors
 /// When the sizes of the last axis differ.

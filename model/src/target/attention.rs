@@ -1,7 +1,7 @@
 //! Causal attention on the CPU over a cache that grows in place: streaming softmax, f32.
 //!
-//! The cache of one key/value head is a list of blocks of 64 positions: keys transposed [D][64], so that the scores
-//! of a block are plain multiply-adds over 64 lanes, and values [64][D]. A query walks the blocks in order and blocks
+//! The cache of one key/value head is a list of blocks of 64 positions: keys transposed `[D][64]`, so that the scores
+//! of a block are plain multiply-adds over 64 lanes, and values `[64][D]`. A query walks the blocks in order and blocks
 //! lie at absolute positions, so its result does not depend on how many queries came with it.
 #![expect(
     clippy::inline_always,
@@ -65,7 +65,7 @@ impl KvCache {
         }
     }
 
-    /// Attention of queries at positions from `start`; `queries` is [kv heads][rows][group][D], already scaled, and so is
+    /// Attention of queries at positions from `start`; `queries` is `[kv heads][rows][group][D]`, already scaled, and so is
     /// the result. The keys of these positions are in the cache.
     pub(crate) fn attend(&self, start: usize, queries: &[f32], group: usize) -> Buffer {
         let (dim, heads) = (self.dim, self.heads.len());

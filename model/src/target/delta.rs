@@ -31,7 +31,7 @@ pub(crate) const CHUNK: usize = 64;
 
 /// What one pass of the rule produces, head by head.
 pub(crate) struct Pass {
-    /// Outputs, [nv][rows][dv].
+    /// Outputs, `[nv][rows][dv]`.
     pub(crate) out: Buffer,
     /// What [`fold`] needs.
     pub(crate) stash: Stash,
@@ -39,11 +39,11 @@ pub(crate) struct Pass {
 
 /// The writes of a pass.
 pub(crate) struct Stash {
-    /// Unit keys, [nk][rows][dk].
+    /// Unit keys, `[nk][rows][dk]`.
     keys: Buffer,
-    /// Deltas, [nv][rows][dv].
+    /// Deltas, `[nv][rows][dv]`.
     deltas: Buffer,
-    /// Log decays, [rows][nv].
+    /// Log decays, `[rows][nv]`.
     decays: Vec<f32>,
 }
 

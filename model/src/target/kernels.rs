@@ -231,7 +231,7 @@ impl Kernel for SigmoidGateInPlace {
     }
 }
 
-/// Depthwise causal convolution and SiLU: out[t] = silu(sum over j of taps[j] * u[t + j]), j from the oldest.
+/// Depthwise causal convolution and SiLU: `out[t]` = silu(sum over j of `taps[j]` * u[t + j]), j from the oldest.
 ///
 /// `u` is [taps - 1 + rows, channels], the earlier inputs first; `taps` is [taps, channels]; the result [rows, channels].
 pub(crate) fn conv_silu(u: &[f32], taps: &[f32], channels: usize) -> Buffer {
@@ -298,7 +298,7 @@ pub(crate) struct Heads<'a> {
     /// Projections of the position; head i starts at i * `stride`.
     pub(crate) source: &'a [f32],
     pub(crate) stride: usize,
-    /// Norm scale, [D].
+    /// Norm scale, `[D]`.
     pub(crate) norm: &'a [f32],
     pub(crate) eps: f32,
     /// Multiplies the result.

@@ -1,6 +1,6 @@
 //! A frozen matrix in panels, and products with it: out = x W^T for any number of rows, f32.
 //!
-//! W [N, K] is stored as ceil(N / 64) panels, each [K][64], so that the product streams memory in order. BF16
+//! W [N, K] is stored as ceil(N / 64) panels, each `[K][64]`, so that the product streams memory in order. BF16
 //! checkpoints stay BF16 in memory (half the traffic; widening is exact): a panel row then is 32 words, column i in the
 //! low half of word i and column i + 32 in the high half.
 //!
@@ -173,7 +173,7 @@ fn scatter<T: candle_core::WithDType>(parts: &[&Tensor], mut put: impl FnMut(usi
     Ok(())
 }
 
-/// Rows of x, six at a time and interleaved [K][6]; the last tile may be narrower.
+/// Rows of x, six at a time and interleaved `[K][6]`; the last tile may be narrower.
 struct Tiles {
     values: Buffer,
     rows: usize,
