@@ -86,6 +86,7 @@ pub fn load(request: &Request<'_>) -> Result<Loaded> {
     setting.target_hash = target_hash(request.target)?;
     setting.drafter_hash = target_hash(request.drafter)?;
     let fits = || format!("{} for {}", request.drafter.display(), request.target.display());
+    config.check_target(target.info()).with_context(fits)?;
     let drafting = BoundDrafter::new(drafter, target.head()).with_context(fits)?;
     target.session(drafting.taps()).map(drop).with_context(fits)?;
     Ok(Loaded {

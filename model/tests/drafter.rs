@@ -21,7 +21,7 @@ fn load_case(name: &str) -> (BoundDrafter, Case) {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/drafter")
         .join(name);
-    let case = candle_core::safetensors::load(dir.join("case.safetensors"), &Device::Cpu).unwrap();
+    let case = candle_core::safetensors::load(dir.with_extension("safetensors"), &Device::Cpu).unwrap();
     let head = TargetHead {
         embed: case["embed"].clone(),
         head: case["head"].clone(),

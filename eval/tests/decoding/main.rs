@@ -12,6 +12,7 @@ use dflash_eval::{Finish, Generation, Limits, Options, Recording, Tally, evaluat
 use dflash_model::{DraftSession, Drafting, LogitRows, Proposal, ProposalSlot, Sampling, Target};
 use proptest::prelude::*;
 
+mod command;
 mod reports;
 
 const BLOCK: usize = 8;

@@ -1,0 +1,217 @@
+//! The program itself, on the demo target with a drafter of random weights.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use candle_core::{DType, Device};
+use dflash_model::folder::{Existing, ModelCard, write};
+use dflash_model::params::Codebooks;
+use dflash_model::{DrafterConfig, Params};
+use serde_json::{Value, json};
+
+fn demo(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo").join(name)
+}
+
+/// Writes an untrained DFlash 2 drafter, as if made for the demo target but for the number of its layers.
+fn untrained_drafter(folder: &Path, num_target_layers: usize) {
+    let config = json!({
+        "architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "hidden_act": "silu", "attention_bias": false,
+        "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4096, "num_target_layers": num_target_layers,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "rope_theta": 1e7, "is_causal": false,
+        "use_sliding_window": true, "layer_types": ["sliding_attention", "sliding_attention"], "sliding_window": 32,
+        "block_size": 8,
+        "dflash_config": {
+            "target_layer_ids": [1, 3, 5], "mask_token_id": 4095, "block_size": 8, "conv_kernel_size": 2,
+            "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 8
+        }
+    });
+    let config = DrafterConfig::from_json(&config, "test").unwrap();
+    let target = dflash_model::target::load(&demo("target"), &Device::Cpu, DType::F32).unwrap();
+    let params = Params::init(&config, Codebooks::Free, 1, &Device::Cpu).unwrap();
+    let tensors = params.published(target.head()).unwrap();
+    let card = ModelCard {
+        name: "untrained".into(),
+        base_model: "demo".into(),
+        base_revision: None,
+        license: None,
+        thinking: None,
+        data: None,
+        training_length: None,
+        acceptance: Vec::new(),
+    };
+    write(folder, &config, &tensors, &card, &json!({}), Existing::Refuse).unwrap();
+}
+
+/// Runs the program with `arguments` and the demo's target; `drafter` and `prompts` as given.
+fn program(command: &str, drafter: &Path, prompts: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_dflash-eval"))
+        .arg(command)
+        .arg("--target")
+        .arg(demo("target"))
+        .arg("--drafter")
+        .arg(drafter)
+        .arg("--prompts")
+        .arg(prompts)
+        .args(arguments)
+        .env_remove("RUST_BACKTRACE")
+        .output()
+        .unwrap()
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn read(json: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap()
+}
+
+#[test]
+fn acceptance_writes_the_promised_numbers_and_a_table_of_80_columns() {
+    let room = tempfile::tempdir().unwrap();
+    let (drafter, json) = (room.path().join("drafter"), room.path().join("new/out.json"));
+    untrained_drafter(&drafter, 8);
+    let arguments = ["--max-new", "24", "--limit", "3", "--json", json.to_str().unwrap()];
+    let output = program("acceptance", &drafter, &demo("heldout.jsonl"), &arguments);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let table = stdout(&output);
+    assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    let escape = '\u{1b}';
+    assert!(
+        !table.contains(escape) && !stderr(&output).contains(escape),
+        "no escapes into a pipe"
+    );
+
+    let report = read(&json);
+    assert_eq!((&report["prompts"], &report["identical"]), (&json!(3), &json!(true)));
+    for name in [
+        "acceptance_length",
+        "acceptance_length_macro",
+        "plain_tokens_per_s",
+        "spec_tokens_per_s",
+    ] {
+        assert!(report[name].as_f64().unwrap() > 0., "{name}");
+    }
+    for name in ["rounds", "drafted", "accepted", "truncated_rounds"] {
+        assert!(report[name].is_u64(), "{name}");
+    }
+    for (name, entries) in [
+        ("histogram", 8),
+        ("accept_at_pos", 7),
+        ("accept_cond", 7),
+        ("per_prompt", 3),
+    ] {
+        assert_eq!(report[name].as_array().unwrap().len(), entries, "{name}");
+    }
+    let setting = &report["setting"];
+    assert_eq!(
+        (&setting["mask_token_id"], &setting["taps"]),
+        (&json!(4095), &json!([1, 3, 5]))
+    );
+    assert!(
+        setting["prompt_tail"]
+            .as_str()
+            .unwrap()
+            .ends_with("<think>\n\n</think>\n\n")
+    );
+}
+
+#[test]
+fn lossless_holds_on_the_demo_target_and_an_idle_drafter_fails_it() {
+    let room = tempfile::tempdir().unwrap();
+    let (drafter, json) = (room.path().join("drafter"), room.path().join("out.json"));
+    untrained_drafter(&drafter, 8);
+    let hostile = [
+        "--max-new",
+        "30",
+        "--limit",
+        "2",
+        "--quiet",
+        "--drafters",
+        "random,right,wrong",
+    ];
+    let arguments = [&hostile[..], &["--json", json.to_str().unwrap()]].concat();
+    let output = program("lossless", &drafter, &demo("heldout.jsonl"), &arguments);
+    assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
+    let report = read(&json);
+    assert_eq!((&report["passed"], &report["identical"]), (&json!(true), &json!(true)));
+    assert_eq!(report["drafters"].as_array().unwrap().len(), 3);
+
+    let idle = ["--max-new", "1", "--limit", "1", "--quiet", "--drafters", "trained"];
+    let output = program("lossless", &drafter, &demo("heldout.jsonl"), &idle);
+    assert_eq!(code(&output), 1);
+    assert!(stdout(&output).contains("no verification round"), "{}", stdout(&output));
+}
+
+#[test]
+fn bad_usage_and_bad_input_exit_2_and_name_the_culprit() {
+    let room = tempfile::tempdir().unwrap();
+    let drafter = room.path().join("drafter");
+    untrained_drafter(&drafter, 8);
+    let heldout = demo("heldout.jsonl");
+    let refused = |drafter: &Path, prompts: &Path, arguments: &[&str], culprit: &str| {
+        let output = program("acceptance", drafter, prompts, arguments);
+        let message = stderr(&output);
+        assert_eq!(code(&output), 2, "{message}");
+        assert!(message.contains(culprit), "{culprit:?} in {message}");
+    };
+    refused(&drafter, &heldout, &["--max-new", "0"], "--max-new");
+    refused(&drafter, &heldout, &["--block", "9"], "expected 2..=8");
+    refused(&drafter, &heldout, &["--device", "abacus"], "abacus");
+    refused(
+        &drafter,
+        &heldout,
+        &["--json", room.path().to_str().unwrap()],
+        "is a folder",
+    );
+    refused(&drafter, &heldout, &["--frobnicate"], "--frobnicate");
+    refused(&room.path().join("none"), &heldout, &[], "no such folder");
+    refused(&drafter, &room.path().join("none.jsonl"), &[], "none.jsonl");
+
+    let broken = room.path().join("broken.jsonl");
+    let good = r#"{"messages": [{"role": "user", "content": "Hello"}]}"#;
+    std::fs::write(&broken, format!("{good}\n{good}\n{{\"messages\": 7}}\n")).unwrap();
+    refused(&drafter, &broken, &[], "broken.jsonl:3");
+    let long = room.path().join("long.jsonl");
+    let words = "many words ".repeat(5000);
+    std::fs::write(
+        &long,
+        format!(r#"{{"messages": [{{"role": "user", "content": "{words}"}}]}}"#),
+    )
+    .unwrap();
+    refused(&drafter, &long, &[], "positions");
+
+    let foreign = room.path().join("foreign");
+    untrained_drafter(&foreign, 9);
+    refused(&foreign, &heldout, &[], "the drafter expects 9, the target has 8");
+    std::fs::remove_file(drafter.join("model.safetensors")).unwrap();
+    refused(&drafter, &heldout, &[], drafter.to_str().unwrap());
+}
+
+#[test]
+fn an_answered_conversation_serves_as_its_prompt() {
+    let room = tempfile::tempdir().unwrap();
+    let drafter = room.path().join("drafter");
+    untrained_drafter(&drafter, 8);
+    let question = r#"{"role": "user", "content": "Explain Function powf32."}"#;
+    let tail = |name: &str, messages: &str| {
+        let (prompts, json) = (room.path().join(name), room.path().join(format!("{name}.json")));
+        std::fs::write(&prompts, format!(r#"{{"messages": [{messages}]}}"#)).unwrap();
+        let arguments = ["--max-new", "4", "--quiet", "--json", json.to_str().unwrap()];
+        let output = program("acceptance", &drafter, &prompts, &arguments);
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        read(&json)["setting"]["prompt_tail"].clone()
+    };
+    let answered = format!(r#"{question}, {{"role": "assistant", "content": "No."}}"#);
+    assert_eq!(tail("asked", question), tail("answered", &answered));
+}
