@@ -78,6 +78,9 @@ struct Common {
     /// Slots of a block, anchor included: 2 up to the drafter's own [default: the drafter's own].
     #[arg(long, value_name = "SLOTS")]
     block: Option<usize>,
+    /// Leave the selector out: the best token of each slot, for comparison.
+    #[arg(long)]
+    without_selector: bool,
     /// CPU threads [default: all].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     threads: Option<usize>,
@@ -190,6 +193,7 @@ fn prepare(common: &Common) -> Result<(Loaded, Options)> {
         bf16: common.dtype == Precision::Bf16,
         thinking: common.thinking.map(|switch| switch == Switch::On),
         limit: common.limit,
+        without_selector: common.without_selector,
     })?;
     let block = common.block.unwrap_or(loaded.setting.block_size);
     loaded.setting.block_size_used = block;

@@ -31,6 +31,8 @@ pub struct Request<'r> {
     pub thinking: Option<bool>,
     /// Only so many prompts, from the first.
     pub limit: Option<usize>,
+    /// Takes the best token of each slot instead of walking with the selector, to measure what the selector adds.
+    pub without_selector: bool,
 }
 
 /// Everything that an evaluation needs.
@@ -75,8 +77,16 @@ pub fn load(request: &Request<'_>) -> Result<Loaded> {
         ..Setting::default()
     };
     let prompts = prompts(request, &mut setting)?;
-    let drafter =
+    let mut drafter =
         Drafter::load(request.drafter, &device).with_context(|| format!("--drafter {}", request.drafter.display()))?;
+    if request.without_selector {
+        ensure!(
+            drafter.selector.take().is_some(),
+            "--without-selector: {} has none",
+            request.drafter.display()
+        );
+        setting.without_selector = true;
+    }
     let target = dflash_model::target::load(request.target, &device, dtype)
         .with_context(|| format!("--target {}", request.target.display()))?;
     let config = &drafter.config;

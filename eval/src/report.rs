@@ -72,6 +72,8 @@ pub struct Setting {
     pub target: String,
     /// Drafter folder.
     pub drafter: String,
+    /// Whether the drafter's selector was left out on purpose.
+    pub without_selector: bool,
     /// Hash of the target's config and weights, hexadecimal.
     pub target_hash: String,
     /// Hash of the drafter's config and weights, hexadecimal.

@@ -271,6 +271,7 @@ fn load_all(folder: &Path, common: &Common, prompts: &Path, limit: usize) -> Res
         bf16: common.dtype == Precision::Bf16,
         thinking: common.thinking.map(|switch| switch == Switch::On),
         limit: Some(limit),
+        without_selector: false,
     })?;
     ensure!(!loaded.prompts.is_empty(), "{}: no prompts", prompts.display());
     Ok(loaded)

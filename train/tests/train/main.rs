@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 mod command;
+mod leak;
 mod optim;
 mod resume;
 mod run_files;
