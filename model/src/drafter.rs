@@ -14,7 +14,7 @@
 
 use crate::blocks::Blocks;
 use crate::drafter_config::{DrafterConfig, LayerRule};
-use crate::ops::{self, AttentionPlan, LogitShape, Rotation, linear, rms_norm};
+use crate::ops::{self, AttentionPlan, LogitShape, Rotation, Weight, linear, rms_norm};
 use crate::params::{self, Params};
 use crate::target::TargetHead;
 use candle_core::{DType, Device, Result, Tensor};
@@ -26,7 +26,7 @@ use std::sync::Arc;
 pub struct Drafter {
     /// The resolved configuration.
     pub config: DrafterConfig,
-    fc: Tensor,          // [H, n_taps * H]
+    fc: Weight,          // [H, n_taps * H]
     hidden_norm: Tensor, // [H]
     layers: Vec<Layer>,
     norm: Tensor, // [H]
@@ -37,34 +37,42 @@ pub struct Drafter {
 impl Drafter {
     /// A drafter over trainable variables: gradients flow to them.
     pub fn new(config: DrafterConfig, params: &Params) -> Result<Self> {
-        Self::build(config, &|name| {
-            Ok(params.vars().get(name).map(|var| var.as_tensor().clone()))
-        })
+        let find = |name: &str| params.vars().get(name).map(|var| var.as_tensor().clone());
+        Self::build(
+            config,
+            &Source {
+                find: &find,
+                frozen: false,
+                prefix: String::new(),
+            },
+        )
     }
 
-    /// Loads a published folder, strictly; weights are widened to f32.
+    /// Loads a published folder, strictly, for decoding: computes in f32, keeps BF16 matrices as they are stored.
     pub fn load(dir: &Path, device: &Device) -> Result<Self> {
         let config = DrafterConfig::from_json_file(&dir.join("config.json"))?;
         let tensors = crate::folder::read_tensors(dir, &config, device)?;
-        Self::build(config, &|name| {
-            tensors.get(name).map(|t| t.to_dtype(DType::F32)).transpose()
-        })
+        let find = |name: &str| tensors.get(name).cloned();
+        Self::build(
+            config,
+            &Source {
+                find: &find,
+                frozen: true,
+                prefix: String::new(),
+            },
+        )
     }
 
-    fn build(config: DrafterConfig, find: &dyn Fn(&str) -> Result<Option<Tensor>>) -> Result<Self> {
-        let get = |name: &str| match find(name)? {
-            Some(tensor) => Ok(tensor),
-            None => candle_core::bail!("drafter: tensor {name} is missing"),
-        };
+    fn build(config: DrafterConfig, source: &Source<'_>) -> Result<Self> {
         let layers = config.layers.iter().enumerate();
-        let layers = layers.map(|(i, rule)| Layer::load(&config, *rule, &|name| get(&format!("layers.{i}.{name}"))));
+        let layers = layers.map(|(i, rule)| Layer::load(&config, *rule, &source.within(&format!("layers.{i}"))));
         Ok(Self {
-            fc: get("fc.weight")?,
-            hidden_norm: get("hidden_norm.weight")?,
+            fc: source.weight("fc.weight")?,
+            hidden_norm: source.tensor("hidden_norm.weight")?,
             layers: layers.collect::<Result<_>>()?,
-            norm: get("norm.weight")?,
+            norm: source.tensor("norm.weight")?,
             selector: match config.selector {
-                Some(sizes) => Some(CandidateSelector::load(sizes.top_k, find, &get)?),
+                Some(sizes) => Some(CandidateSelector::load(sizes.top_k, source)?),
                 None => None,
             },
             config,
@@ -114,7 +122,7 @@ impl Drafter {
 
     /// Context rows shared by all layers, [T, H].
     fn context(&self, taps: &Tensor) -> Result<Tensor> {
-        rms_norm(&linear(taps, &self.fc)?, &self.hidden_norm, self.config.rms_norm_eps)
+        rms_norm(&self.fc.apply(taps)?, &self.hidden_norm, self.config.rms_norm_eps)
     }
 
     /// Embeddings of [anchor, MASK x (b - 1)] for every anchor, [N * b, H] f32.
@@ -194,38 +202,38 @@ struct Layer {
     rule: LayerRule,
     input_layernorm: Tensor,          // [H]
     post_attention_layernorm: Tensor, // [H]
-    q_proj: Tensor,                   // [heads * D, H]
-    k_proj: Tensor,                   // [kv_heads * D, H]
-    v_proj: Tensor,                   // [kv_heads * D, H]
-    o_proj: Tensor,                   // [H, heads * D]
+    q_proj: Weight,                   // [heads * D, H]
+    k_proj: Weight,                   // [kv_heads * D, H]
+    v_proj: Weight,                   // [kv_heads * D, H]
+    o_proj: Weight,                   // [H, heads * D]
     q_norm: Tensor,                   // [D]
     k_norm: Tensor,                   // [D]
-    gate_proj: Tensor,                // [I, H]
-    up_proj: Tensor,                  // [I, H]
-    down_proj: Tensor,                // [H, I]
+    gate_proj: Weight,                // [I, H]
+    up_proj: Weight,                  // [I, H]
+    down_proj: Weight,                // [H, I]
     attention_conv: Option<GroupedDynamicConv>,
     mlp_conv: Option<GroupedDynamicConv>,
 }
 
 impl Layer {
-    fn load(config: &DrafterConfig, rule: LayerRule, get: &dyn Fn(&str) -> Result<Tensor>) -> Result<Self> {
+    fn load(config: &DrafterConfig, rule: LayerRule, source: &Source<'_>) -> Result<Self> {
         let conv = |name: &str| match config.conv {
-            Some(_) => GroupedDynamicConv::load(name, get).map(Some),
+            Some(_) => GroupedDynamicConv::load(&source.within(name)).map(Some),
             None => Ok(None),
         };
         Ok(Self {
             rule,
-            input_layernorm: get("input_layernorm.weight")?,
-            post_attention_layernorm: get("post_attention_layernorm.weight")?,
-            q_proj: get("self_attn.q_proj.weight")?,
-            k_proj: get("self_attn.k_proj.weight")?,
-            v_proj: get("self_attn.v_proj.weight")?,
-            o_proj: get("self_attn.o_proj.weight")?,
-            q_norm: get("self_attn.q_norm.weight")?,
-            k_norm: get("self_attn.k_norm.weight")?,
-            gate_proj: get("mlp.gate_proj.weight")?,
-            up_proj: get("mlp.up_proj.weight")?,
-            down_proj: get("mlp.down_proj.weight")?,
+            input_layernorm: source.tensor("input_layernorm.weight")?,
+            post_attention_layernorm: source.tensor("post_attention_layernorm.weight")?,
+            q_proj: source.weight("self_attn.q_proj.weight")?,
+            k_proj: source.weight("self_attn.k_proj.weight")?,
+            v_proj: source.weight("self_attn.v_proj.weight")?,
+            o_proj: source.weight("self_attn.o_proj.weight")?,
+            q_norm: source.tensor("self_attn.q_norm.weight")?,
+            k_norm: source.tensor("self_attn.k_norm.weight")?,
+            gate_proj: source.weight("mlp.gate_proj.weight")?,
+            up_proj: source.weight("mlp.up_proj.weight")?,
+            down_proj: source.weight("mlp.down_proj.weight")?,
             attention_conv: conv("attention_conv")?,
             mlp_conv: conv("mlp_conv")?,
         })
@@ -235,11 +243,11 @@ impl Layer {
     fn keys_values(&self, rows: &Tensor, at: &Rotation, config: &DrafterConfig) -> Result<(Tensor, Tensor)> {
         let shape = (rows.dim(0)?, config.num_kv_heads, config.head_dim);
         let k = rms_norm(
-            &linear(rows, &self.k_proj)?.reshape(shape)?,
+            &self.k_proj.apply(rows)?.reshape(shape)?,
             &self.k_norm,
             config.rms_norm_eps,
         )?;
-        Ok((ops::rope(&k, at)?, linear(rows, &self.v_proj)?.reshape(shape)?))
+        Ok((ops::rope(&k, at)?, self.v_proj.apply(rows)?.reshape(shape)?))
     }
 
     /// x [R, H] -> [R, H]; `attend` gets q [R, heads, D] and the block rows' own k and v [R, kv_heads, D].
@@ -253,19 +261,18 @@ impl Layer {
     ) -> Result<Tensor> {
         let (rows, eps) = (x.dim(0)?, config.rms_norm_eps);
         let attention = |a: &Tensor| {
-            let q = linear(a, &self.q_proj)?.reshape((rows, config.num_heads, config.head_dim))?;
+            let q = self
+                .q_proj
+                .apply(a)?
+                .reshape((rows, config.num_heads, config.head_dim))?;
             let q = ops::rope(&rms_norm(&q, &self.q_norm, eps)?, at)?;
             let (k, v) = self.keys_values(a, at, config)?;
-            linear(
-                &attend(&q, &k, &v)?.reshape((rows, config.num_heads * config.head_dim))?,
-                &self.o_proj,
-            )
+            self.o_proj
+                .apply(&attend(&q, &k, &v)?.reshape((rows, config.num_heads * config.head_dim))?)
         };
         let feed_forward = |m: &Tensor| {
-            linear(
-                &ops::swiglu(&linear(m, &self.gate_proj)?, &linear(m, &self.up_proj)?)?,
-                &self.down_proj,
-            )
+            self.down_proj
+                .apply(&ops::swiglu(&self.gate_proj.apply(m)?, &self.up_proj.apply(m)?)?)
         };
         let a = rms_norm(x, &self.input_layernorm, eps)?;
         let x = (x + around(self.attention_conv.as_ref(), &a, block_size, attention)?)?;
@@ -283,7 +290,7 @@ fn around(
 ) -> Result<Tensor> {
     let Some(conv) = conv else { return sublayer(input) };
     // One projection of the normed input gives the coefficients of both sides.
-    let delta = linear(input, &conv.kernel_projection)?;
+    let delta = conv.kernel_projection.apply(input)?;
     let before = ops::grouped_conv(input, &delta, &conv.base_kernel, 0, block_size)?;
     ops::grouped_conv(&sublayer(&before)?, &delta, &conv.base_kernel, 1, block_size)
 }
@@ -292,14 +299,14 @@ fn around(
 #[derive(Debug, Clone)]
 struct GroupedDynamicConv {
     base_kernel: Tensor,       // [2, K, H]: side, tap, channel
-    kernel_projection: Tensor, // [2 * K * G, H]: side, tap, group
+    kernel_projection: Weight, // [2 * K * G, H]: side, tap, group
 }
 
 impl GroupedDynamicConv {
-    fn load(name: &str, get: &dyn Fn(&str) -> Result<Tensor>) -> Result<Self> {
+    fn load(source: &Source<'_>) -> Result<Self> {
         Ok(Self {
-            base_kernel: get(&format!("{name}.base_kernel"))?,
-            kernel_projection: get(&format!("{name}.kernel_projection.weight"))?,
+            base_kernel: source.tensor("base_kernel")?,
+            kernel_projection: source.weight("kernel_projection.weight")?,
         })
     }
 }
@@ -309,7 +316,7 @@ impl GroupedDynamicConv {
 pub struct CandidateSelector {
     /// Candidates a slot, k.
     pub top_k: usize,
-    hidden_projection: Tensor, // [r, H]
+    hidden_projection: Weight, // [r, H]
     codebooks: CodebookTensors,
 }
 
@@ -320,24 +327,28 @@ enum CodebookTensors {
 }
 
 impl CandidateSelector {
-    fn load(
-        top_k: usize,
-        find: &dyn Fn(&str) -> Result<Option<Tensor>>,
-        get: &dyn Fn(&str) -> Result<Tensor>,
-    ) -> Result<Self> {
-        let codebooks = match (find(params::PREDECESSOR_FACTOR)?, find(params::SUCCESSOR_FACTOR)?) {
+    fn load(top_k: usize, source: &Source<'_>) -> Result<Self> {
+        let codebooks = match (
+            source.optional(params::PREDECESSOR_FACTOR),
+            source.optional(params::SUCCESSOR_FACTOR),
+        ) {
             (Some(predecessor), Some(successor)) => CodebookTensors::Factored { predecessor, successor },
             _ => CodebookTensors::Free {
-                predecessor: get(params::PREDECESSOR_CODEBOOK)?,
-                successor: get(params::SUCCESSOR_CODEBOOK)?,
+                predecessor: source.tensor(params::PREDECESSOR_CODEBOOK)?,
+                successor: source.tensor(params::SUCCESSOR_CODEBOOK)?,
             },
         };
-        let hidden_projection = get("candidate_selector.hidden_projection.weight")?;
+        let hidden_projection = source.weight("candidate_selector.hidden_projection.weight")?;
         Ok(Self {
             top_k,
             hidden_projection,
             codebooks,
         })
+    }
+
+    /// Whether the codebooks are still products with the target's matrices, whose head they then need in f32.
+    pub(crate) fn is_factored(&self) -> bool {
+        matches!(self.codebooks, CodebookTensors::Factored { .. })
     }
 
     /// Pair scores `<A[p] * P h, B[c]>` of k candidates a row, [R, k], differentiable.
@@ -353,7 +364,7 @@ impl CandidateSelector {
         let rows = hidden.dim(0)?;
         let k = candidates.len() / rows.max(1);
         let predecessors = Tensor::from_slice(predecessors, rows, hidden.device())?;
-        let z = linear(hidden, &self.hidden_projection)?;
+        let z = self.hidden_projection.apply(hidden)?;
         match &self.codebooks {
             CodebookTensors::Free { predecessor, successor } => {
                 let x = (predecessor.index_select(&predecessors, 0)? * z)?;
@@ -367,6 +378,48 @@ impl CandidateSelector {
                 // B[c] . x = (E'[c] Wb) . x = E'[c] . (Wb x): no codebook row is ever formed.
                 ops::gathered_dot(&linear(&x, successor)?, &head.head, candidates, k)
             }
+        }
+    }
+}
+
+/// Where a drafter's tensors come from, by published name.
+struct Source<'s> {
+    find: &'s dyn Fn(&str) -> Option<Tensor>,
+    /// Whether nothing will be trained, so that matrices may be packed.
+    frozen: bool,
+    prefix: String,
+}
+
+impl Source<'_> {
+    fn within(&self, part: &str) -> Source<'_> {
+        Source {
+            find: self.find,
+            frozen: self.frozen,
+            prefix: format!("{}{part}.", self.prefix),
+        }
+    }
+
+    fn optional(&self, name: &str) -> Option<Tensor> {
+        (self.find)(&format!("{}{name}", self.prefix))
+    }
+
+    fn stored(&self, name: &str) -> Result<Tensor> {
+        match self.optional(name) {
+            Some(tensor) => Ok(tensor),
+            None => candle_core::bail!("drafter: tensor {}{name} is missing", self.prefix),
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Result<Tensor> {
+        self.stored(name)?.to_dtype(DType::F32)
+    }
+
+    fn weight(&self, name: &str) -> Result<Weight> {
+        let matrix = self.stored(name)?;
+        if self.frozen {
+            Weight::frozen(&matrix)
+        } else {
+            Ok(Weight::Plain(matrix))
         }
     }
 }

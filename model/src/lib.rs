@@ -7,6 +7,7 @@
 //! a *block* of tokens that starts with an already committed *anchor*; a *tap* is the output of one target layer.
 
 pub mod blocks;
+mod buffer;
 pub mod device;
 pub mod drafter;
 pub mod drafter_config;
@@ -14,6 +15,7 @@ pub mod drafting;
 pub mod folder;
 pub mod init;
 pub mod ops;
+mod packed;
 pub mod params;
 pub mod simd;
 pub mod target;

@@ -4,9 +4,9 @@
 //! selector's pair scores; at temperature T it draws from softmax(S / T) over the k candidates and keeps that row,
 //! the realised q, for exact verification. Top-p, penalties and the like never touch the draft side.
 
-use crate::drafter::{DecodingContext, Drafter};
+use crate::drafter::{CandidateSelector, DecodingContext, Drafter};
 use crate::drafting::{DraftSession, Drafting, Proposal, ProposalSlot, Sampling};
-use crate::ops::{linear, top_k};
+use crate::ops::{Weight, top_k};
 use crate::target::TargetHead;
 use candle_core::{DType, Result, Tensor};
 use std::sync::Arc;
@@ -16,10 +16,12 @@ use std::sync::Arc;
 pub struct BoundDrafter {
     drafter: Drafter,
     head: TargetHead,
+    /// The head again, in the form that few rows are multiplied with.
+    logits: Weight,
 }
 
 impl BoundDrafter {
-    /// Joins the two; the head is widened to f32 once.
+    /// Joins the two.
     ///
     /// # Errors
     /// When the head's sizes are not the drafter's.
@@ -33,10 +35,11 @@ impl BoundDrafter {
                 config.hidden_size
             )
         }
-        Ok(Self {
-            drafter,
-            head: head.in_f32()?,
-        })
+        // Published codebooks need no head of their own; factored ones multiply with it in f32.
+        let factored = drafter.selector.as_ref().is_some_and(CandidateSelector::is_factored);
+        let logits = Weight::frozen(&head.head)?;
+        let head = if factored { head.in_f32()? } else { head.clone() };
+        Ok(Self { drafter, head, logits })
     }
 
     /// The drafter.
@@ -44,7 +47,7 @@ impl BoundDrafter {
         &self.drafter
     }
 
-    /// The f32 head.
+    /// The target's embedding and head.
     pub fn head(&self) -> &TargetHead {
         &self.head
     }
@@ -55,7 +58,7 @@ impl BoundDrafter {
             .drafter
             .block_hidden(context, anchor, width + 1, &self.head)?
             .narrow(0, 1, width)?;
-        let logits = self.drafter.logit_shape().apply(&linear(&hidden, &self.head.head)?)?;
+        let logits = self.drafter.logit_shape().apply(&self.logits.apply(&hidden)?)?;
         Ok((hidden, logits))
     }
 }

@@ -3,8 +3,10 @@
 //! candle's `matmul` always computes both operands' gradients; for a frozen weight or a constant input that is half
 //! of the backward's work thrown away.
 
+use crate::packed::Packed;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp2, Layout, MetalStorage, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, DType, Layout, MetalStorage, Result, Shape, Tensor};
+use std::sync::Arc;
 
 /// Multiplies rows by a weight in the published orientation.
 ///
@@ -19,6 +21,52 @@ pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
         candle_core::bail!("linear: input {:?} against weight {:?}", x.shape(), weight.shape())
     }
     x.contiguous()?.apply_op2(weight, Linear)
+}
+
+/// A matrix as a layer holds it: trainable, or frozen in the form that is fastest for few rows.
+#[derive(Debug, Clone)]
+pub enum Weight {
+    /// [out, in] f32, possibly with a gradient.
+    Plain(Tensor),
+    /// Frozen on the CPU: packed once, BF16 kept as BF16, computed in f32.
+    Frozen(Frozen),
+}
+
+/// A packed [out, in] matrix.
+#[derive(Debug, Clone)]
+pub struct Frozen(Arc<Packed>);
+
+impl Weight {
+    /// Freezes a matrix of any float type: packed on the CPU, widened to f32 elsewhere.
+    pub fn frozen(matrix: &Tensor) -> Result<Self> {
+        if matrix.device().is_cpu() {
+            Ok(Self::Frozen(Frozen(Arc::new(Packed::stack(&[matrix])?))))
+        } else {
+            Ok(Self::Plain(matrix.to_dtype(DType::F32)?))
+        }
+    }
+
+    /// x W^T for `x` [R, in]; a frozen weight passes no gradient on.
+    ///
+    /// # Errors
+    /// When the inner sizes differ.
+    pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Plain(weight) => linear(x, weight),
+            Self::Frozen(Frozen(packed)) => {
+                let (rows, inner) = x.dims2()?;
+                if inner != packed.depth() {
+                    candle_core::bail!(
+                        "linear: input {:?} against a weight of {} columns",
+                        x.shape(),
+                        packed.depth()
+                    )
+                }
+                let y = super::with_slice(x, "linear", |x| Ok(packed.product(x).into_vec()))?;
+                Tensor::from_vec(y, (rows, packed.width()), x.device())
+            }
+        }
+    }
 }
 
 struct Linear;
@@ -72,6 +120,24 @@ mod tests {
     fn equals_matmul_with_its_gradients() {
         let (x, w) = (var(1, &[5, 7]), var(2, &[3, 7]));
         same_value_and_gradients(&[&x, &w], || linear(&x, &w), || x.matmul(&w.t()?), 1e-5);
+    }
+
+    #[test]
+    fn a_packed_weight_gives_the_same_product() {
+        for rows in [1, 7, 200] {
+            let (x, w) = (tensor(1, &[rows, 70]), tensor(2, &[130, 70]));
+            for w in [w.clone(), w.to_dtype(DType::BF16).unwrap()] {
+                let plain = linear(&x, &w.to_dtype(DType::F32).unwrap()).unwrap();
+                let packed = Weight::frozen(&w).unwrap().apply(&x).unwrap();
+                assert!(crate::ops::check::distance(&packed, &plain) < 1e-5);
+            }
+        }
+        assert!(
+            Weight::frozen(&tensor(2, &[3, 7]))
+                .unwrap()
+                .apply(&tensor(1, &[2, 8]))
+                .is_err()
+        );
     }
 
     #[test]

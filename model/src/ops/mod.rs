@@ -18,7 +18,7 @@ mod swiglu;
 pub use block_attention::{AttentionPlan, attend_one_block, block_attention};
 pub use gathered_dot::gathered_dot;
 pub use grouped_conv::grouped_conv;
-pub use linear::linear;
+pub use linear::{Frozen, Weight, linear};
 pub use linear_cross_entropy::{CrossEntropy, LogitShape, linear_cross_entropy, top_k};
 pub use rms_norm::rms_norm;
 pub use rope::{Rotation, rope};

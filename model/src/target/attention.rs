@@ -10,9 +10,9 @@
 
 use rayon::prelude::*;
 
-use super::buffer::Buffer;
 use super::kernels::{Kernel, exp, wide};
 use super::small_matmul::{Matrix, multiply_add};
+use crate::buffer::Buffer;
 
 /// Positions of a block.
 const BLOCK: usize = 64;

@@ -7,16 +7,16 @@
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use super::attention::KvCache;
-use super::buffer::Buffer;
 use super::config::{GateActivation, LinearConfig, Mixer, TargetConfig};
 use super::kernels::{
     Heads, NormAndRotate, RmsNormRow, SigmoidGateInPlace, SigmoidGateRow, SiluGateInPlace, add, conv_silu, each_row,
     rms_norm, rope_table, sigmoid, softplus, swiglu, wide,
 };
-use super::packed::Packed;
 use super::small_matmul::Matrix;
 use super::weights::{Weights, layer_prefix};
 use super::{Session, Target, TargetHead, TargetInfo, check_taps, check_tokens, cpu_session, delta};
+use crate::buffer::Buffer;
+use crate::packed::Packed;
 
 /// Rows of one pass; longer inputs are fed piece by piece, which bounds memory and stays in cache.
 const SEGMENT: usize = 512;

@@ -19,10 +19,10 @@
 
 use rayon::prelude::*;
 
-use super::buffer::Buffer;
 use super::config::LinearConfig;
 use super::delta_chunk::chunks;
 use super::kernels::{Kernel, decay, sum_of_squares, wide};
+use crate::buffer::Buffer;
 
 /// Up to this many rows the step form runs: decode and verify passes share it.
 pub(crate) const STEP_ROWS: usize = 16;

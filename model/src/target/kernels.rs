@@ -10,7 +10,7 @@
 
 use rayon::prelude::*;
 
-use super::buffer::Buffer;
+use crate::buffer::Buffer;
 
 /// A loop that [`wide`] runs. A type rather than a closure or a function value: `run` is called by its name and so is
 /// inlined into the function that is compiled for the wide unit; a closure's body may stay outside, compiled for any x86.

@@ -4,7 +4,6 @@
 //! gated-delta-net caches. Tap id `i` is the output of decoder layer `i` (0-based), before the final norm.
 
 mod attention;
-mod buffer;
 mod composed;
 mod composed_delta;
 mod composed_session;
@@ -14,7 +13,6 @@ mod cpu_session;
 mod delta;
 mod delta_chunk;
 mod kernels;
-mod packed;
 mod small_matmul;
 mod weights;
 

@@ -16,7 +16,7 @@ use candle_core::{DType, Result, Tensor};
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::buffer::Buffer;
+use crate::buffer::Buffer;
 
 /// Columns of a panel.
 const PANEL: usize = 64;
@@ -28,12 +28,14 @@ const DEPTH: usize = 1024;
 const PARALLEL_WORK: usize = 192 * 1024;
 
 /// A frozen [N, K] matrix, packed.
+#[derive(Debug)]
 pub(crate) struct Packed {
     n: usize,
     k: usize,
     panels: Panels,
 }
 
+#[derive(Debug)]
 enum Panels {
     F32(Vec<f32>),
     Bf16(Vec<u32>),
@@ -71,6 +73,11 @@ impl Packed {
             Panels::F32(panels)
         };
         Ok(Self { n, k, panels })
+    }
+
+    /// Columns of x, K.
+    pub(crate) fn depth(&self) -> usize {
+        self.k
     }
 
     /// Columns of the product, N.
