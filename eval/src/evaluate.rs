@@ -123,8 +123,11 @@ pub fn evaluate(
 /// # Errors
 /// As [`plain`].
 pub fn decode_plainly(target: &dyn Target, taps: &[usize], prompt: &[u32], limits: &Limits) -> Result<Generation> {
-    let mut session = target.session(taps)?;
-    plain(session.as_mut(), prompt, limits, &mut |_| ()).context("plain decoding")
+    // Inside the pool once a text: from outside, every parallel operation would switch threads twice.
+    rayon::scope(|_| {
+        let mut session = target.session(taps)?;
+        plain(session.as_mut(), prompt, limits, &mut |_| ()).context("plain decoding")
+    })
 }
 
 /// One prompt, drafted and verified, in fresh sessions.
@@ -137,9 +140,11 @@ pub fn decode_speculatively(
     prompt: &[u32],
     limits: &Limits,
 ) -> Result<Generation> {
-    let mut session = target.session(drafting.taps())?;
-    let mut draft = drafting.session()?;
-    speculate(session.as_mut(), draft.as_mut(), prompt, limits, &mut |_| ()).context("speculative decoding")
+    rayon::scope(|_| {
+        let mut session = target.session(drafting.taps())?;
+        let mut draft = drafting.session()?;
+        speculate(session.as_mut(), draft.as_mut(), prompt, limits, &mut |_| ()).context("speculative decoding")
+    })
 }
 
 /// Index of the first token in which two texts differ; a missing token differs from any.

@@ -24,8 +24,11 @@ const PANEL: usize = 64;
 const ROW_BLOCK: usize = 96;
 /// Depth of one pass over a panel, so that panel and rows stay in the second-level cache.
 const DEPTH: usize = 1024;
-/// Below this many multiply-adds one thread does it all.
-const PARALLEL_WORK: usize = 192 * 1024;
+/// One thread does it all below this many multiply-adds and this many bytes of matrix: about 150 microseconds of work
+/// from cache or of reading from memory. Measured: waking another thread costs 50.
+const PARALLEL_WORK: usize = 6 << 20;
+/// See [`PARALLEL_WORK`].
+const PARALLEL_BYTES: usize = 4 << 20;
 
 /// A frozen [N, K] matrix, packed.
 #[derive(Debug)]
@@ -90,7 +93,11 @@ impl Packed {
         let rows = x.len() / self.k;
         let mut out = Buffer::zeros(rows * self.n);
         let threads = rayon::current_num_threads();
-        let small = rows * self.n * self.k < PARALLEL_WORK || threads == 1;
+        let bytes = match &self.panels {
+            Panels::F32(floats) => floats.len() * 4,
+            Panels::Bf16(words) => words.len() * 4,
+        };
+        let small = (rows * self.n * self.k < PARALLEL_WORK && bytes < PARALLEL_BYTES) || threads == 1;
         let count = self.n.div_ceil(PANEL);
         if small || rows >= threads * ROW_BLOCK / 2 {
             let work = |(x, out): (&[f32], &mut [f32])| {

@@ -60,13 +60,9 @@ pub fn train(
         masters: params.vars(),
         batch: &|epoch, position| source.step(epoch, position, config.train.anchors, block_size),
         gradients: &|passes: &Vec<Batch>, selector_alpha| {
-            step_gradients(
-                &drafter,
-                &params,
-                &head,
-                passes,
-                loss_settings(materials, selector_alpha),
-            )
+            // Inside the pool once a step: from outside, every parallel operation would switch threads twice.
+            let settings = loss_settings(materials, selector_alpha);
+            rayon::scope(|_| step_gradients(&drafter, &params, &head, passes, settings))
         },
         validate: &|step| {
             if held_out.is_empty() {
