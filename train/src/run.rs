@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
         print(&plan::dry_run(&materials, display)?)?;
         return Ok(0);
     }
-    let _lock = lock(materials.config())?;
+    let _lock = lock(materials.config()).map_err(Failure::Input)?;
     check_contract(&materials, args).map_err(Failure::Input)?;
     provenance::write(&materials.config().run_dir, materials.config())?;
     display.note(&format!("resolved run file:\n{resolved}"));
