@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::acceptance::Counts;
@@ -257,8 +257,19 @@ pub fn prepare_json_path(path: &Path) -> Result<()> {
         "--json {}: is a folder, expected a file",
         path.display()
     );
+    refuse_special(path).with_context(|| format!("--json {}", path.display()))?;
     let parent = parent_of(path);
     fs::create_dir_all(parent).with_context(|| format!("--json {}: create {}", path.display(), parent.display()))
+}
+
+/// A report is renamed into place, which would replace a device, a pipe or a link itself instead of writing to it.
+fn refuse_special(path: &Path) -> Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.is_file() => {
+            bail!("expected a regular file or a new name, found a device, pipe, link or folder")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Writes `report` to `path`: all of it or nothing (beside, synced, renamed).
@@ -266,6 +277,7 @@ pub fn prepare_json_path(path: &Path) -> Result<()> {
 /// # Errors
 /// When the folder is not writable.
 pub fn write_json<T: Serialize>(path: &Path, report: &T) -> Result<()> {
+    refuse_special(path).with_context(|| path.display().to_string())?;
     let mut text = serde_json::to_vec_pretty(report)?;
     text.push(b'\n');
     let name = path
@@ -338,6 +350,20 @@ mod tests {
         let left = fs::read_dir(path.parent().unwrap()).unwrap().count();
         assert_eq!(left, 1, "the file beside it must be gone");
         assert!(prepare_json_path(folder.path()).is_err());
+        #[cfg(unix)]
+        {
+            let socket = folder.path().join("socket");
+            let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+            let link = folder.path().join("link.json");
+            std::os::unix::fs::symlink(&path, &link).unwrap();
+            for special in [&socket, &link] {
+                assert!(prepare_json_path(special).is_err() && write_json(special, &1).is_err());
+                assert!(
+                    !fs::symlink_metadata(special).unwrap().is_file(),
+                    "it must stay what it was"
+                );
+            }
+        }
         assert!(prepare_json_path(&path.join("under-a-file.json")).is_err());
     }
 }
