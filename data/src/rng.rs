@@ -3,8 +3,7 @@
 //! `Stream::new(&[tag, seed, epoch, sample])` always yields the same sequence on every machine. Nothing random is
 //! ever saved: whoever needs the numbers again names the same integers again.
 
-/// Step of the SplitMix64 counter: 2^64 divided by the golden ratio, odd.
-const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+use dflash_model::init::{STEP, mix};
 
 /// A sequence of seeded numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,13 +67,6 @@ impl Stream {
         }
         &mut items[..count]
     }
-}
-
-/// The SplitMix64 finaliser: a bijection of 64 bits.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

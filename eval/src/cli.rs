@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::console::{Failure, Precision, Switch, at_least_one, exit_code, print};
 use crate::evaluate::{Options, evaluate};
 use crate::load::{Loaded, Request, load};
 use crate::lossless::{Kind, lossless};
@@ -93,31 +94,11 @@ struct Common {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Precision {
-    F32,
-    Bf16,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Switch {
-    On,
-    Off,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum KindName {
     Trained,
     Random,
     Right,
     Wrong,
-}
-
-/// Why a command ended without success.
-enum Failure {
-    /// Usage or input: exit code 2.
-    Input(anyhow::Error),
-    /// The work itself: exit code 1.
-    Run(anyhow::Error),
 }
 
 /// Runs a parsed command line and returns the exit code of the process.
@@ -129,14 +110,7 @@ pub fn run(cli: Cli) -> ExitCode {
         } => run_acceptance(&common, include_truncated),
         Command::Lossless { common, drafters } => run_lossless(&common, &drafters),
     };
-    let (code, error) = match outcome {
-        Ok(true) => return ExitCode::SUCCESS,
-        Ok(false) => return ExitCode::from(1),
-        Err(Failure::Run(error)) => (1, error),
-        Err(Failure::Input(error)) => (2, error),
-    };
-    eprintln!("error: {error:#}");
-    ExitCode::from(code)
+    exit_code(outcome)
 }
 
 fn run_acceptance(common: &Common, include_truncated: bool) -> Result<bool, Failure> {
@@ -219,25 +193,11 @@ fn prepare(common: &Common) -> Result<(Loaded, Options)> {
     Ok((loaded, options))
 }
 
-/// Writes to standard output; a closed pipe is an error, not a panic.
-fn print(text: &str) -> Result<()> {
-    use std::io::Write;
-    std::io::stdout().write_all(text.as_bytes()).context("standard output")
-}
-
 fn kind(name: KindName) -> Kind {
     match name {
         KindName::Trained => Kind::Trained,
         KindName::Random => Kind::Random,
         KindName::Right => Kind::Right,
         KindName::Wrong => Kind::Wrong,
-    }
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("expected at least 1".into()),
-        Ok(number) => Ok(number),
-        Err(error) => Err(format!("{error}")),
     }
 }

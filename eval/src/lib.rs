@@ -4,12 +4,13 @@
 //! - [`acceptance`]: counts of rounds and the numbers read from them
 //! - [`mod@evaluate`]: generation mode over prompts, timed; [`mod@replay`]: the same counts over recorded text
 //! - [`lossless`]: speculative against plain text with trained, random, right and wrong drafters
-//! - [`report`], [`table`]: JSON and terminal; [`load`]: the folders and prompts of a command line
+//! - [`report`], [`table`]: JSON and terminal; [`load`], [`console`]: what command lines name and share
 //! - [`scripted`], [`scripted_target`]: drafters and a target for tests, of this room and of those above
 
 pub mod acceptance;
 pub mod argmax;
 pub mod cli;
+pub mod console;
 pub mod evaluate;
 pub mod load;
 pub mod lossless;

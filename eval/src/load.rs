@@ -1,13 +1,12 @@
 //! From a command line's folders and files to a target, a drafter and tokenised prompts.
 
-use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use candle_core::DType;
+use dflash_data::files::sha256_hex;
 use dflash_data::{Chat, Conversation, prompt_text, read_jsonl, target_hash};
 use dflash_model::{BoundDrafter, Drafter, Drafting, Target, device};
-use sha2::{Digest, Sha256};
 
 use crate::report::Setting;
 
@@ -111,7 +110,7 @@ pub fn load(request: &Request<'_>) -> Result<Loaded> {
 fn prompts(request: &Request<'_>, setting: &mut Setting) -> Result<Vec<Vec<u32>>> {
     let chat = Chat::load(request.target)?;
     let bytes = std::fs::read(request.prompts).with_context(|| format!("--prompts {}", request.prompts.display()))?;
-    setting.prompts_sha256 = hex(&Sha256::digest(&bytes));
+    setting.prompts_sha256 = sha256_hex(&bytes);
     setting.template_sha256 = chat.template.hash().into();
     setting.stop_ids.clone_from(&chat.stops);
     let rows = read_jsonl(request.prompts)?;
@@ -135,11 +134,4 @@ fn without_answer(row: &Conversation) -> Conversation {
         row.messages.pop();
     }
     row
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

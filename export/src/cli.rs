@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use candle_core::DType;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
+use dflash_eval::console::{self, Failure, Precision, Switch, at_least_one, exit_code};
 use dflash_eval::evaluate::{Options, evaluate};
 use dflash_eval::load::{Loaded, Request, load};
 use dflash_eval::progress::Display;
@@ -97,26 +98,6 @@ struct Common {
     quiet: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Precision {
-    F32,
-    Bf16,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Switch {
-    On,
-    Off,
-}
-
-/// Why a command ended without a result.
-enum Failure {
-    /// Usage or input: exit code 2.
-    Input(anyhow::Error),
-    /// The work itself: exit code 1.
-    Run(anyhow::Error),
-}
-
 /// Runs a parsed command line and returns the exit code of the process.
 pub fn run(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
@@ -148,14 +129,7 @@ pub fn run(cli: Cli) -> ExitCode {
             json,
         } => run_walk(&folder, &common, &prompts, contexts, &json),
     };
-    let (code, error) = match outcome {
-        Ok(true) => return ExitCode::SUCCESS,
-        Ok(false) => return ExitCode::from(1),
-        Err(Failure::Run(error)) => (1, error),
-        Err(Failure::Input(error)) => (2, error),
-    };
-    eprintln!("error: {error:#}");
-    ExitCode::from(code)
+    exit_code(outcome)
 }
 
 fn run_inspect(folder: &Path, target: Option<&Path>, json: bool) -> Result<bool, Failure> {
@@ -286,9 +260,8 @@ fn load_target(common: &Common) -> Result<Box<dyn Target>> {
     target::load(&common.target, &device, dtype).with_context(|| format!("--target {}", common.target.display()))
 }
 
-/// Writes to standard output; a closed pipe is an error, not a panic.
+/// Prints a finding as JSON or as its table.
 fn print<T: Serialize>(value: &T, table: String, json: bool) -> Result<(), Failure> {
-    use std::io::Write;
     let text = if json {
         serde_json::to_string_pretty(value)
             .map(|text| text + "\n")
@@ -297,18 +270,7 @@ fn print<T: Serialize>(value: &T, table: String, json: bool) -> Result<(), Failu
     } else {
         table
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .context("standard output")
-        .map_err(Failure::Run)
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("expected at least 1".into()),
-        Ok(number) => Ok(number),
-        Err(error) => Err(format!("{error}")),
-    }
+    console::print(&text).map_err(Failure::Run)
 }
 
 fn acceptance_length(text: &str) -> Result<f64, String> {

@@ -2,9 +2,16 @@
 //!
 //! candle cannot seed its CPU generator. This is SplitMix64, a hash of a counter, which needs no state at all.
 
+/// Step of the SplitMix64 counter: 2^64 divided by the golden ratio, odd.
+pub const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+
 /// The `index`-th 64-bit word of stream `seed`.
 pub fn word(seed: u64, index: u64) -> u64 {
-    let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    mix(seed.wrapping_add(index.wrapping_add(1).wrapping_mul(STEP)))
+}
+
+/// The SplitMix64 finaliser: a bijection of 64 bits whose output bits each depend on every input bit.
+pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)

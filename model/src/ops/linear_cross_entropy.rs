@@ -68,23 +68,18 @@ pub fn linear_cross_entropy(
     }
     let (hidden, head) = (hidden.detach(), head.detach());
     let chunk = (CHUNK_ELEMENTS / v).clamp(16, 4096);
-    let mut result = CrossEntropy {
-        losses: vec![0f32; rows],
-        top: vec![0u32; rows * k],
-        hidden_gradient: hidden.clone(),
-    };
+    let (mut losses, mut top) = (vec![0f32; rows], vec![0u32; rows * k]);
     let mut gradients = Vec::new();
     for start in (0..rows).step_by(chunk) {
         let count = chunk.min(rows - start);
-        let plain = hidden.narrow(0, start, count)?.matmul(&head.t()?)?;
-        let logits = shape.apply(&plain)?;
+        let logits = shape.apply(&hidden.narrow(0, start, count)?.matmul(&head.t()?)?)?;
         let mut gradient = vec![0f32; count * v];
         with_slice(&logits, "linear_cross_entropy", |logits| {
             gradient
                 .par_chunks_mut(v)
                 .zip(logits.par_chunks(v))
-                .zip(result.losses[start..start + count].par_iter_mut())
-                .zip(result.top[start * k..(start + count) * k].par_chunks_mut(k))
+                .zip(losses[start..start + count].par_iter_mut())
+                .zip(top[start * k..(start + count) * k].par_chunks_mut(k))
                 .enumerate()
                 .for_each(|(i, (((gradient, logits), loss), top))| {
                     let (label, weight) = (labels[start + i] as usize, weights[start + i]);
@@ -93,16 +88,19 @@ pub fn linear_cross_entropy(
                 });
             Ok(())
         })?;
-        drop(plain);
         let gradient = Tensor::from_vec(gradient, (count, v), hidden.device())?;
         gradients.push(chain(gradient, &logits, shape)?.matmul(&head)?);
     }
-    result.hidden_gradient = if rows == 0 {
+    let hidden_gradient = if rows == 0 {
         Tensor::zeros((0, h), DType::F32, hidden.device())?
     } else {
         Tensor::cat(&gradients, 0)?
     };
-    Ok(result)
+    Ok(CrossEntropy {
+        losses,
+        top,
+        hidden_gradient,
+    })
 }
 
 /// The same from candle's own operations, for other devices and as the twin in tests; logits of all rows at once.

@@ -155,16 +155,6 @@ pub fn attend_one_block(
     rule: LayerRule,
 ) -> Result<Tensor> {
     let (block_size, context_rows) = (q.dim(0)?, context.0.dim(0)?);
-    let blocks = Arc::new(vec![Block {
-        context_start: 0,
-        anchor: context_rows,
-    }]);
-    let plan = AttentionPlan {
-        blocks,
-        block_size,
-        context_rows,
-        rule,
-    };
     // A window makes most of a long context invisible: only what some slot can see is joined to the block.
     let seen = rule
         .window
@@ -174,8 +164,9 @@ pub fn attend_one_block(
             context_start: 0,
             anchor: seen,
         }]),
+        block_size,
         context_rows: seen,
-        ..plan
+        rule,
     };
     let join = |context: &Tensor, own: &Tensor| Tensor::cat(&[&context.narrow(0, context_rows - seen, seen)?, own], 0);
     block_attention(q, &join(context.0, own.0)?, &join(context.1, own.1)?, &plan)
