@@ -13,11 +13,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::random::below;
 use crate::speculate::Round;
-
-/// Resamples of the bootstrap.
-const RESAMPLES: usize = 2000;
 
 /// Counts over some rounds. All are sums, so counts of parts add up to the counts of the whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -191,29 +187,6 @@ pub fn macro_acceptance_length(texts: &[Counts]) -> Option<f64> {
     (!lengths.is_empty()).then(|| lengths.iter().sum::<f64>() / lengths.len() as f64)
 }
 
-/// 95 % interval of the micro acceptance length: percentiles over texts drawn with replacement.
-///
-/// Nothing when fewer than two texts have rounds: one text says nothing about how texts differ.
-pub fn bootstrap_interval(texts: &[Counts], seed: u64) -> Option<[f64; 2]> {
-    let sums: Vec<(u64, u64)> = texts
-        .iter()
-        .filter(|text| text.rounds > 0)
-        .map(|text| (text.accepted, text.rounds))
-        .collect();
-    if sums.len() < 2 {
-        return None;
-    }
-    let resample = |index: usize| {
-        let draws = (0..sums.len()).map(|i| sums[below(seed, (index * sums.len() + i) as u64, sums.len())]);
-        let (accepted, rounds) = draws.fold((0, 0), |sum, text| (sum.0 + text.0, sum.1 + text.1));
-        1. + accepted as f64 / rounds as f64
-    };
-    let mut lengths: Vec<f64> = (0..RESAMPLES).map(resample).collect();
-    lengths.sort_by(f64::total_cmp);
-    let tail = RESAMPLES * 25 / 1000;
-    Some([lengths[tail], lengths[RESAMPLES - 1 - tail]])
-}
-
 fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
@@ -302,19 +275,6 @@ mod tests {
         assert_eq!(none.acceptance_length(), None);
         assert_eq!(none.accept_at_pos(), vec![None; 3]);
         assert_eq!(macro_acceptance_length(std::slice::from_ref(&none)), None);
-        assert_eq!(bootstrap_interval(&[none, counts(3, &[1])], 0), None);
-    }
-
-    #[test]
-    fn the_interval_is_seeded_and_brackets_the_estimate() {
-        let texts: Vec<Counts> = (0..40).map(|i| counts(7, &[i % 8, (i * 3) % 8])).collect();
-        let [low, high] = bootstrap_interval(&texts, 1).unwrap();
-        let estimate = pooled(&texts).acceptance_length().unwrap();
-        assert!(low < estimate && estimate < high, "{low} {estimate} {high}");
-        assert_eq!(bootstrap_interval(&texts, 1), Some([low, high]));
-        assert_ne!(bootstrap_interval(&texts, 2), Some([low, high]));
-        let same = vec![counts(7, &[2, 4]); 9];
-        assert_eq!(bootstrap_interval(&same, 1), Some([4., 4.]));
     }
 
     proptest! {

@@ -58,7 +58,7 @@ pub struct TopTwo {
 }
 
 /// Index of the first maximum, or nothing when a NaN is present or the slice is empty.
-fn first_maximum(values: &[f32]) -> Option<usize> {
+pub fn first_maximum(values: &[f32]) -> Option<usize> {
     // Two passes that the compiler vectorises beat one that carries an index: V is a quarter of a million.
     let mut maximum = f32::NEG_INFINITY;
     let mut nan = false;

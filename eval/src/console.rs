@@ -49,6 +49,17 @@ pub fn print(text: &str) -> Result<()> {
     std::io::stdout().write_all(text.as_bytes()).context("standard output")
 }
 
+/// Most threads that may be asked for: more than any machine has, fewer than would exhaust it.
+const MOST_THREADS: usize = 1024;
+
+/// Parses a number of threads.
+pub fn threads(text: &str) -> Result<usize, String> {
+    match at_least_one(text)? {
+        many if many > MOST_THREADS => Err(format!("expected at most {MOST_THREADS}")),
+        number => Ok(number),
+    }
+}
+
 /// Parses a count that may not be 0.
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {

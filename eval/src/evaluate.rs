@@ -1,4 +1,4 @@
-//! Acceptance in generation mode: every prompt decoded plainly and speculatively, counted and timed.
+//! Generation mode: every prompt decoded plainly and speculatively, counted and timed.
 //!
 //! The two decoders take turns prompt by prompt, and swap who goes first, so that a machine that warms up or slows
 //! down does so for both.
@@ -6,12 +6,29 @@
 use anyhow::{Context, Result, ensure};
 use dflash_model::{Drafting, Target};
 
-use crate::acceptance::{Counts, Tally, bootstrap_interval, macro_acceptance_length};
-use crate::report::{PromptResult, Report, Seconds, Setting, definitions, is_degenerate, repetition};
-use crate::speculate::{Generation, Limits, plain, speculate};
+use crate::chooser::Chooser;
+use crate::costs::round_costs;
+use crate::measure::{Measured, Sum};
+use crate::prompts::Prompts;
+use crate::report::{Report, Setting};
+use crate::sampling::SamplingConfig;
+use crate::speculate::{Decision, Generation, Limits, plain, speculate};
+use crate::width::{AutoWidth, Width};
 
 /// New tokens of the untimed warm-up.
 const WARM_UP_TOKENS: usize = 8;
+
+/// Slots of a block.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Block {
+    /// As many as the drafter was trained with.
+    #[default]
+    Own,
+    /// So many, anchor included, 2..=B.
+    Slots(usize),
+    /// What pays most, chosen round by round.
+    Auto,
+}
 
 /// What to measure.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,46 +37,69 @@ pub struct Options {
     pub max_new: usize,
     /// Tokens that end a text.
     pub stop_ids: Vec<u32>,
-    /// Slots of a block, anchor included, 2..=B; the drafter's own B when absent.
-    pub block: Option<usize>,
+    /// Slots of a block.
+    pub block: Block,
+    /// How tokens are chosen.
+    pub sampling: SamplingConfig,
+    /// Whether blocks are verified row by row.
+    pub exact_verify: bool,
     /// Whether truncated rounds enter the acceptance numbers.
     pub include_truncated: bool,
-    /// Seed of the bootstrap.
+    /// Whether the cost of every width is measured afterwards (some seconds).
+    pub costs: bool,
+    /// Seed of sampling and of the bootstrap.
     pub seed: u64,
     /// Circumstances, copied into the report.
     pub setting: Setting,
 }
 
 impl Options {
-    /// Plain defaults: full blocks, truncated rounds apart, seed 0, no circumstances.
+    /// Plain defaults: full blocks, greedy, truncated rounds apart, seed 0, no circumstances.
     pub fn new(max_new: usize, stop_ids: Vec<u32>) -> Self {
         Self {
             max_new,
             stop_ids,
-            block: None,
+            block: Block::Own,
+            sampling: SamplingConfig::default(),
+            exact_verify: false,
             include_truncated: false,
+            costs: false,
             seed: 0,
             setting: Setting::default(),
         }
     }
 
-    /// The limits that these options set for one target and drafter.
+    /// The limits that these options set for one target.
+    pub fn limits(&self, target: &dyn Target) -> Limits {
+        Limits {
+            exact_verify: self.exact_verify,
+            ..Limits::new(self.max_new, target.info().max_positions, self.stop_ids.clone())
+        }
+    }
+
+    /// How far to draft with one drafter.
     ///
     /// # Errors
     /// When `block` is not in 2..=B.
-    pub fn limits(&self, target: &dyn Target, drafting: &dyn Drafting) -> Result<Limits> {
+    pub fn width(&self, drafting: &dyn Drafting) -> Result<Width> {
         let trained = drafting.block_size();
-        let block = self.block.unwrap_or(trained);
-        ensure!(
-            (2..=trained).contains(&block),
-            "block {block}: expected 2..={trained} (slots, anchor included)"
-        );
-        Ok(Limits {
-            max_new: self.max_new,
-            max_positions: target.info().max_positions,
-            stop_ids: self.stop_ids.clone(),
-            width: block - 1,
-        })
+        match self.block {
+            Block::Own => Ok(Width::Fixed(trained - 1)),
+            Block::Auto => Ok(Width::Auto(AutoWidth::new(trained - 1))),
+            Block::Slots(slots) => {
+                ensure!(
+                    (2..=trained).contains(&slots),
+                    "block {slots}: expected 2..={trained} (slots, anchor included)"
+                );
+                Ok(Width::Fixed(slots - 1))
+            }
+        }
+    }
+
+    /// The rule of one text; every text, and either way of decoding it, draws from streams of its own.
+    pub fn chooser(&self, text: usize, speculative: bool) -> Chooser {
+        let stream = 2 * text as u64 + u64::from(speculative);
+        Chooser::new(self.sampling, dflash_model::init::word(self.seed, stream))
     }
 }
 
@@ -74,63 +114,112 @@ pub struct Progress {
     pub acceptance_length: Option<f64>,
 }
 
-/// Measures `drafting` on `target` over `prompts` (token ids, each at least one).
+/// Measures `drafting` on `target` over `prompts`. An error of `progress` stops it and is returned as it is.
 ///
 /// # Errors
-/// On no prompts, and on what decoding reports, with the prompt named (0-based).
+/// On no prompts, and on what decoding reports, with the prompt named.
 pub fn evaluate(
     target: &dyn Target,
     drafting: &dyn Drafting,
-    prompts: &[Vec<u32>],
+    prompts: &dyn Prompts,
     options: &Options,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(Progress) -> Result<()>,
 ) -> Result<Report> {
-    let limits = options.limits(target, drafting)?;
-    let Some(first) = prompts.first() else {
-        anyhow::bail!("no prompts to evaluate")
-    };
-    let warm_up = Limits {
-        max_new: WARM_UP_TOKENS.min(limits.max_new),
-        ..limits.clone()
-    };
-    decode_plainly(target, drafting.taps(), first, &warm_up).context("warm-up")?;
-    decode_speculatively(target, drafting, first, &warm_up).context("warm-up")?;
+    ensure!(!prompts.is_empty(), "no prompts to evaluate");
+    options.sampling.check()?;
+    let limits = options.limits(target);
+    let mut width = options.width(drafting)?;
+    warm_up(target, drafting, prompts, options)?;
 
-    let mut sum = Sum::new(limits.width);
-    for (index, prompt) in prompts.iter().enumerate() {
-        let pair = || -> Result<(Generation, Generation)> {
-            if index % 2 == 0 {
-                let reference = decode_plainly(target, drafting.taps(), prompt, &limits)?;
-                Ok((reference, decode_speculatively(target, drafting, prompt, &limits)?))
-            } else {
-                let text = decode_speculatively(target, drafting, prompt, &limits)?;
-                Ok((decode_plainly(target, drafting.taps(), prompt, &limits)?, text))
-            }
-        };
-        let (reference, text) = pair().with_context(|| format!("prompt {index}"))?;
-        sum.add(prompt.len(), &reference, &text, options.include_truncated);
+    let mut sum = Sum::new(width.most(), options.include_truncated);
+    for index in 0..prompts.len() {
+        let about = prompts.about(index);
+        let mut answers = Vec::new();
+        while let Some(prompt) = prompts.turn(index, &answers).with_context(|| about.id.clone())? {
+            let text = sum.results();
+            let plainly = || decode_plainly_by(target, drafting.taps(), &prompt, &limits, options.chooser(text, false));
+            let mut drafted = || {
+                let decision = Decision {
+                    limits: &limits,
+                    chooser: &mut options.chooser(text, true),
+                    width: &mut width,
+                };
+                decode_speculatively_by(target, drafting, &prompt, decision)
+            };
+            let mut pair = || -> Result<(Generation, Generation)> {
+                if text % 2 == 0 {
+                    let reference = plainly()?;
+                    Ok((reference, drafted()?))
+                } else {
+                    let text = drafted()?;
+                    Ok((plainly()?, text))
+                }
+            };
+            let (plain, speculative) = pair().with_context(|| about.id.clone())?;
+            let measured = Measured {
+                prompt: index,
+                about: &about,
+                turn: answers.len(),
+                prompt_tokens: prompt.len(),
+                plain: &plain,
+                speculative: &speculative,
+            };
+            sum.add(&measured);
+            answers.push(plain.tokens);
+        }
         progress(Progress {
             done: index + 1,
             total: prompts.len(),
-            acceptance_length: sum.tally.counted(options.include_truncated).acceptance_length(),
-        });
+            acceptance_length: sum.acceptance_length(),
+        })?;
     }
-    Ok(sum.report(options))
+    let costs = if options.costs {
+        round_costs(target, drafting, prompts, options)?
+    } else {
+        Vec::new()
+    };
+    sum.report(options, prompts, costs)
 }
 
-/// One prompt, one target pass a token, in a fresh session.
+fn warm_up(target: &dyn Target, drafting: &dyn Drafting, prompts: &dyn Prompts, options: &Options) -> Result<()> {
+    let Some(first) = prompts.turn(0, &[])? else {
+        return Ok(());
+    };
+    let mut limits = options.limits(target);
+    limits.max_new = limits.max_new.min(WARM_UP_TOKENS);
+    decode_plainly(target, drafting.taps(), &first, &limits).context("warm-up")?;
+    let width = drafting.block_size() - 1;
+    decode_speculatively(target, drafting, &first, &limits, width).context("warm-up")?;
+    Ok(())
+}
+
+/// One prompt, greedily, one target pass a token, in a fresh session.
 ///
 /// # Errors
 /// As [`plain`].
 pub fn decode_plainly(target: &dyn Target, taps: &[usize], prompt: &[u32], limits: &Limits) -> Result<Generation> {
+    decode_plainly_by(target, taps, prompt, limits, Chooser::greedy())
+}
+
+/// As [`decode_plainly`], by another rule.
+///
+/// # Errors
+/// As [`plain`].
+pub fn decode_plainly_by(
+    target: &dyn Target,
+    taps: &[usize],
+    prompt: &[u32],
+    limits: &Limits,
+    mut chooser: Chooser,
+) -> Result<Generation> {
     // Inside the pool once a text: from outside, every parallel operation would switch threads twice.
     rayon::scope(|_| {
         let mut session = target.session(taps)?;
-        plain(session.as_mut(), prompt, limits, &mut |_| ()).context("plain decoding")
+        plain(session.as_mut(), prompt, limits, &mut chooser, &mut |_| ()).context("plain decoding")
     })
 }
 
-/// One prompt, drafted and verified, in fresh sessions.
+/// One prompt, greedily, `width` tokens drafted a round and verified, in fresh sessions.
 ///
 /// # Errors
 /// As [`speculate`].
@@ -139,11 +228,30 @@ pub fn decode_speculatively(
     drafting: &dyn Drafting,
     prompt: &[u32],
     limits: &Limits,
+    width: usize,
+) -> Result<Generation> {
+    let decision = Decision {
+        limits,
+        chooser: &mut Chooser::greedy(),
+        width: &mut Width::Fixed(width),
+    };
+    decode_speculatively_by(target, drafting, prompt, decision)
+}
+
+/// As [`decode_speculatively`], by another rule or width.
+///
+/// # Errors
+/// As [`speculate`].
+pub fn decode_speculatively_by(
+    target: &dyn Target,
+    drafting: &dyn Drafting,
+    prompt: &[u32],
+    decision: Decision<'_>,
 ) -> Result<Generation> {
     rayon::scope(|_| {
         let mut session = target.session(drafting.taps())?;
         let mut draft = drafting.session()?;
-        speculate(session.as_mut(), draft.as_mut(), prompt, limits, &mut |_| ()).context("speculative decoding")
+        speculate(session.as_mut(), draft.as_mut(), prompt, decision, &mut |_| ()).context("speculative decoding")
     })
 }
 
@@ -151,113 +259,4 @@ pub fn decode_speculatively(
 pub fn first_difference(a: &[u32], b: &[u32]) -> Option<usize> {
     let common = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     (common < a.len().max(b.len())).then_some(common)
-}
-
-/// Sums over prompts; nothing is divided before the end.
-struct Sum {
-    tally: Tally,
-    texts: Vec<Counts>,
-    plain: Seconds,
-    spec: Seconds,
-    plain_tokens: usize,
-    spec_tokens: usize,
-    differing: Vec<(usize, usize)>,
-    degenerate: usize,
-    per_prompt: Vec<PromptResult>,
-}
-
-impl Sum {
-    fn new(width: usize) -> Self {
-        Self {
-            tally: Tally::new(width),
-            texts: Vec::new(),
-            plain: Seconds::default(),
-            spec: Seconds::default(),
-            plain_tokens: 0,
-            spec_tokens: 0,
-            differing: Vec::new(),
-            degenerate: 0,
-            per_prompt: Vec::new(),
-        }
-    }
-
-    fn add(&mut self, prompt_tokens: usize, reference: &Generation, text: &Generation, include_truncated: bool) {
-        let prompt = self.per_prompt.len();
-        let tally = Tally::of_text(&text.rounds, self.tally.full.histogram.len() - 1);
-        let counts = tally.counted(include_truncated);
-        self.tally.merge(&tally);
-        self.plain.add(&reference.time);
-        self.spec.add(&text.time);
-        self.plain_tokens += reference.tokens.len();
-        self.spec_tokens += text.tokens.len();
-        let difference = first_difference(&reference.tokens, &text.tokens);
-        self.differing.extend(difference.map(|position| (prompt, position)));
-        let (longest_run, distinct_ratio) = repetition(&text.tokens);
-        self.degenerate += usize::from(is_degenerate(text.tokens.len(), longest_run, distinct_ratio));
-        self.per_prompt.push(PromptResult {
-            prompt,
-            prompt_tokens,
-            new_tokens: text.tokens.len(),
-            finish: text.finish,
-            acceptance_length: counts.acceptance_length(),
-            accepted: text.rounds.iter().map(|round| round.accepted).collect(),
-            truncated: (0..text.rounds.len()).filter(|&i| text.rounds[i].truncated).collect(),
-            spec_seconds: text.time.decode.as_secs_f64(),
-            plain_seconds: reference.time.decode.as_secs_f64(),
-            identical: difference.is_none(),
-            longest_run,
-            distinct_ratio,
-        });
-        self.texts.push(counts);
-    }
-
-    fn report(self, options: &Options) -> Report {
-        let counts = self.tally.counted(options.include_truncated);
-        let prompts = self.per_prompt.len();
-        let plain_rate = rate(self.plain_tokens - prompts, self.plain.decode);
-        let spec_rate = rate(self.spec_tokens - prompts, self.spec.decode);
-        let plain_rate_whole = rate(self.plain_tokens, self.plain.decode + self.plain.prefill);
-        let spec_rate_whole = rate(self.spec_tokens, self.spec.decode + self.spec.prefill);
-        Report {
-            kind: "acceptance".into(),
-            mode: "generation".into(),
-            acceptance_length: counts.acceptance_length(),
-            acceptance_length_macro: macro_acceptance_length(&self.texts),
-            acceptance_length_ci95: bootstrap_interval(&self.texts, options.seed),
-            mean_accepted_drafts: counts.mean_accepted_drafts(),
-            draft_acceptance_rate: counts.draft_acceptance_rate(),
-            rounds: counts.rounds,
-            drafted: counts.drafted,
-            accepted: counts.accepted,
-            accept_at_pos: counts.accept_at_pos(),
-            accept_cond: counts.accept_cond(),
-            histogram: counts.histogram,
-            include_truncated: options.include_truncated,
-            truncated_rounds: self.tally.truncated.rounds,
-            tokens_per_verify_e2e: self.tally.tokens_per_verify_e2e(),
-            truncated: self.tally.truncated,
-            plain_tokens_per_s: plain_rate,
-            spec_tokens_per_s: spec_rate,
-            speedup: quotient(spec_rate, plain_rate),
-            speedup_with_prefill: quotient(spec_rate_whole, plain_rate_whole),
-            spec_seconds: self.spec,
-            plain_seconds: self.plain,
-            identical: self.differing.is_empty(),
-            differing: self.differing,
-            prompts,
-            degenerate_prompts: self.degenerate,
-            seed: options.seed,
-            setting: options.setting.clone(),
-            definitions: definitions(),
-            per_prompt: self.per_prompt,
-        }
-    }
-}
-
-fn rate(tokens: usize, seconds: f64) -> Option<f64> {
-    (tokens > 0 && seconds > 0.).then(|| tokens as f64 / seconds)
-}
-
-fn quotient(part: Option<f64>, whole: Option<f64>) -> Option<f64> {
-    Some(part? / whole?)
 }

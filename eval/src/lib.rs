@@ -9,22 +9,36 @@
 
 pub mod acceptance;
 pub mod argmax;
+pub mod bootstrap;
+pub mod chooser;
 pub mod cli;
 pub mod console;
+pub mod costs;
 pub mod evaluate;
 pub mod load;
 pub mod lossless;
+mod measure;
 pub mod progress;
+pub mod prompts;
 pub mod random;
+pub mod rendered;
+mod repetition;
 pub mod replay;
 pub mod report;
+pub mod sampling;
 pub mod scripted;
 pub mod scripted_target;
 pub mod speculate;
 pub mod table;
+pub mod text;
+mod verify;
+mod warnings;
+pub mod width;
 
 pub use acceptance::{Counts, Tally};
-pub use evaluate::{Options, Progress, evaluate};
+pub use evaluate::{Block, Options, Progress, evaluate};
 pub use replay::{Recording, replay, response_range};
 pub use report::{Report, Setting};
-pub use speculate::{Emitted, Finish, Generation, Limits, Round, plain, speculate};
+pub use sampling::SamplingConfig;
+pub use speculate::{Decision, Emitted, Finish, Generation, Limits, Round, plain, speculate};
+pub use width::Width;

@@ -5,13 +5,47 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use candle_core::DType;
 use dflash_data::files::sha256_hex;
-use dflash_data::{Chat, Conversation, prompt_text, read_jsonl, target_hash};
+use dflash_data::{Chat, Conversation, read_jsonl, target_hash};
 use dflash_model::{BoundDrafter, Drafter, Drafting, Target, device};
 
+use crate::prompts::About;
+use crate::rendered::{Rendered, Row};
 use crate::report::Setting;
 
-/// Characters of the first rendered prompt's end that a report shows.
-const TAIL: usize = 160;
+/// The chat template's thinking switch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Thinking {
+    /// Left to the template.
+    #[default]
+    Template,
+    /// On.
+    On,
+    /// Off.
+    Off,
+    /// Every prompt twice, on and off, counted apart as well.
+    Both,
+}
+
+impl Thinking {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Template => "template default",
+            Self::On => "on",
+            Self::Off => "off",
+            Self::Both => "both",
+        }
+    }
+
+    fn switches(self) -> &'static [Option<bool>] {
+        match self {
+            Self::Template => &[None],
+            Self::On => &[Some(true)],
+            Self::Off => &[Some(false)],
+            Self::Both => &[Some(true), Some(false)],
+        }
+    }
+}
 
 /// What to load.
 #[derive(Debug, Clone, Copy)]
@@ -26,8 +60,8 @@ pub struct Request<'r> {
     pub device: &'r str,
     /// Whether the target computes in bf16 instead of f32.
     pub bf16: bool,
-    /// Thinking switch for the chat template; nothing leaves it undefined there.
-    pub thinking: Option<bool>,
+    /// Thinking switch for the chat template.
+    pub thinking: Thinking,
     /// Only so many prompts, from the first.
     pub limit: Option<usize>,
     /// Takes the best token of each slot instead of walking with the selector, to measure what the selector adds.
@@ -40,8 +74,8 @@ pub struct Loaded {
     pub target: Box<dyn Target>,
     /// The drafter on the target's embedding and head.
     pub drafting: Box<dyn Drafting>,
-    /// Token ids of every prompt, the generation prompt included.
-    pub prompts: Vec<Vec<u32>>,
+    /// The prompts, first turns rendered.
+    pub prompts: Rendered,
     /// Where all of it came from; `max_new` and `block_size_used` are the caller's to fill.
     pub setting: Setting,
 }
@@ -65,13 +99,7 @@ pub fn load(request: &Request<'_>) -> Result<Loaded> {
         device: request.device.into(),
         threads: rayon::current_num_threads(),
         prompts_file: request.prompts.display().to_string(),
-        thinking: match request.thinking {
-            None => "template default",
-            Some(true) => "on",
-            Some(false) => "off",
-        }
-        .into(),
-        sampling: "greedy".into(),
+        thinking: request.thinking.name().into(),
         version: env!("CARGO_PKG_VERSION").into(),
         ..Setting::default()
     };
@@ -106,25 +134,39 @@ pub fn load(request: &Request<'_>) -> Result<Loaded> {
     })
 }
 
-/// Renders and tokenises the prompts; notes file, template and stop ids in `setting`.
-fn prompts(request: &Request<'_>, setting: &mut Setting) -> Result<Vec<Vec<u32>>> {
+/// Reads and renders the prompts; notes file, template and stop ids in `setting`.
+fn prompts(request: &Request<'_>, setting: &mut Setting) -> Result<Rendered> {
     let chat = Chat::load(request.target)?;
     let bytes = std::fs::read(request.prompts).with_context(|| format!("--prompts {}", request.prompts.display()))?;
     setting.prompts_sha256 = sha256_hex(&bytes);
     setting.template_sha256 = chat.template.hash().into();
     setting.stop_ids.clone_from(&chat.stops);
-    let rows = read_jsonl(request.prompts)?;
-    let mut tokens = Vec::new();
-    for (line, row) in rows.iter().take(request.limit.unwrap_or(usize::MAX)) {
-        let named = || format!("{}:{line}", request.prompts.display());
-        let text = prompt_text(&chat.template, &without_answer(row), request.thinking).with_context(named)?;
-        tokens.push(chat.tokenizer.encode(&text).with_context(named)?);
-        if tokens.len() == 1 {
-            let skip = text.chars().count().saturating_sub(TAIL);
-            setting.prompt_tail = text.chars().skip(skip).collect();
+    let mut rows = Vec::new();
+    for (line, row) in read_jsonl(request.prompts)?
+        .iter()
+        .take(request.limit.unwrap_or(usize::MAX))
+    {
+        let opening = without_answer(row);
+        for &thinking in request.thinking.switches() {
+            rows.push(Row {
+                about: About {
+                    id: format!("{}:{line}", request.prompts.display()),
+                    domain: row
+                        .fields
+                        .get("domain")
+                        .and_then(|name| name.as_str())
+                        .map(String::from),
+                    thinking: thinking.filter(|_| request.thinking == Thinking::Both),
+                },
+                opening: opening.clone(),
+                follow_ups: Vec::new(),
+                thinking,
+            });
         }
     }
-    Ok(tokens)
+    let rendered = Rendered::new(chat, rows)?;
+    setting.prompt_tail = rendered.tail()?;
+    Ok(rendered)
 }
 
 /// The conversation without the answer that it ends with, if it does: recorded conversations serve as prompts.

@@ -1,9 +1,9 @@
-//! Greedy decoding, speculative and plain, over one prefill, one argmax and one stop rule.
+//! Decoding, speculative and plain, over one prefill, one choice and one stop rule.
 //!
-//! A round verifies the block `[last token, d_1 .. d_K]` in one target pass. With `y_j` the target's choice after
-//! row j, the first a drafts that satisfy `d_j = y_{j-1}` are accepted and the round emits `y_0 .. y_a`: a accepted
-//! drafts and one correction (or, when all agree, a bonus). As many rows are committed as tokens are emitted, so
-//! between rounds the caches hold the whole text but its last token, whatever the drafts were.
+//! A round verifies the block `[last token, d_1 .. d_K]` in one target pass. Row j - 1 judges draft j
+//! ([`Chooser::judge`]); the first a drafts that stand are accepted, and the row after them adds one more token: a
+//! correction, or when all stand a bonus. As many rows are committed as tokens are emitted, so between rounds the caches
+//! hold the whole text but its last token, whatever the drafts were. A round that drafts nothing is a plain step.
 //!
 //! The budget narrows a block beforehand (K <= tokens left - 1), so that a round never emits more than may be
 //! emitted and whether it was narrowed does not depend on how well it went. A stop token inside a block cuts what
@@ -12,39 +12,17 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use candle_core::Tensor;
-use dflash_model::{DraftSession, LogitRows, Sampling, Session};
-use serde::{Deserialize, Serialize};
+use candle_core::{DType, Tensor};
+use dflash_model::{DraftSession, LogitRows, ProposalSlot, Session};
 
-use crate::argmax::argmax_rows;
+use crate::chooser::Chooser;
+use crate::text::Text;
+pub use crate::text::{Finish, Limits};
+use crate::verify::{Owed, Rows};
+use crate::width::Width;
 
 /// Tokens of a prompt that go through the target in one pass: bounds the memory of long prompts.
 const PREFILL_ROWS: usize = 2048;
-
-/// When to stop, and how far to draft.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
-    /// Most tokens to generate (>= 1), the first one after the prompt included.
-    pub max_new: usize,
-    /// Most tokens of prompt and text together: the target's `max_positions`.
-    pub max_positions: usize,
-    /// Tokens that end the text; the one that does is its last token.
-    pub stop_ids: Vec<u32>,
-    /// Most drafted tokens a round, 1..=B - 1. Plain decoding ignores it.
-    pub width: usize,
-}
-
-/// Why a text ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Finish {
-    /// A stop token.
-    Stop,
-    /// `max_new` tokens.
-    Budget,
-    /// The target's positions are used up.
-    Context,
-}
 
 /// One draft and its verification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +76,17 @@ pub struct Emitted<'t> {
     pub accepted: usize,
 }
 
-/// Continues `prompt` greedily, drafting with `draft`.
+/// What decides while a text is written.
+pub struct Decision<'d> {
+    /// When to stop.
+    pub limits: &'d Limits,
+    /// Which token follows; one per text.
+    pub chooser: &'d mut Chooser,
+    /// How far to draft; may learn from one text to the next. Plain decoding ignores it.
+    pub width: &'d mut Width,
+}
+
+/// Continues `prompt`, drafting with `draft`.
 ///
 /// Both sessions must have seen the same tokens (usually none). Afterwards both hold prompt and text but for the
 /// last token, so that a further turn may follow whose prompt starts with that token.
@@ -110,76 +98,83 @@ pub fn speculate(
     session: &mut dyn Session,
     draft: &mut dyn DraftSession,
     prompt: &[u32],
-    limits: &Limits,
+    decision: Decision<'_>,
     observer: &mut dyn FnMut(Emitted<'_>),
 ) -> Result<Generation> {
+    let Decision { limits, chooser, width } = decision;
     let (seen, drafted) = (session.len(), draft.len());
     ensure!(
         seen == drafted,
         "the target has seen {seen} tokens and the drafter {drafted}: they must start together"
     );
-    ensure!(limits.width >= 1, "draft width 0: expected at least 1 token a round");
+    ensure!(width.most() >= 1, "draft width 0: expected at least 1 token a round");
     let mut text = Text::new(seen, prompt, limits)?;
     let mut time = TimeSplit::default();
     let mut clock = Clock::start();
     let logits = prefill(session, prompt, &mut |taps| Ok(draft.extend(taps)?))?;
-    text.push(&argmax_rows(&logits)?);
+    chooser.begin(prompt);
+    text.push(first_choice(chooser, &logits)?);
     time.prefill = clock.lap();
-    observer(Emitted {
-        tokens: &text.tokens,
-        accepted: 0,
-    });
+    observer(text.news(1, 0));
 
     let start = Instant::now();
     let mut rounds = Vec::new();
+    // taps of committed tokens that the drafter has not been given yet: plain steps leave them for later
+    let mut owed = Owed::default();
     while text.finish.is_none() {
-        let (anchor, width) = (text.last(), limits.width.min(text.room() - 1));
         clock.lap();
-        let drafts = propose(draft, anchor, width)?;
+        let (began, anchor, written) = (Instant::now(), text.last(), text.tokens.len());
+        let position = session.len();
+        let (chosen, asked) = (width.next(), width.next().min(text.room() - 1));
+        let drafts = match asked {
+            0 => Vec::new(),
+            _ => {
+                owed.pay(draft)?;
+                propose(draft, anchor, asked, chooser)?
+            }
+        };
         time.draft += clock.lap();
 
-        let block: Vec<u32> = std::iter::once(anchor).chain(drafts.iter().copied()).collect();
-        let step = session.verify(&block).context("verify")?;
-        let choices = argmax_rows(&step.logits).context("verify")?;
-        ensure!(
-            choices.len() == block.len(),
-            "verify of {} tokens returned {} rows",
-            block.len(),
-            choices.len()
-        );
+        let mut rows = Rows::verify(session, anchor, &drafts, limits.exact_verify)?;
+        let mut accepted = 0;
+        for row in 0..=drafts.len() {
+            let choice = chooser.judge(drafts.get(row), rows.logits(row)?)?;
+            text.push(choice.token);
+            accepted += usize::from(choice.accepted);
+            if !choice.accepted || text.finish.is_some() {
+                break;
+            }
+        }
         time.verify += clock.lap();
 
-        let agreed = leading_run(&drafts, &choices);
-        let emitted = text.push(&choices[..=agreed]);
-        let taps = step.taps.narrow(0, 0, emitted)?;
-        let kept = draft.len() + emitted;
-        step.commit(emitted).context("commit")?;
+        let emitted = text.tokens.len() - written;
+        owed.add(rows.commit(emitted).context("commit")?);
         ensure!(
-            session.len() == kept,
-            "the target holds {} tokens after the commit, expected {kept}",
-            session.len()
+            session.len() == position + emitted,
+            "the target holds {} tokens after the commit, expected {}",
+            session.len(),
+            position + emitted
         );
         time.commit += clock.lap();
 
-        rounds.push(Round {
-            anchor: draft.len(),
+        let round = Round {
+            anchor: position,
             drafted: drafts.len(),
-            accepted: agreed.min(emitted),
+            accepted,
             emitted,
-            truncated: width < limits.width || emitted <= agreed,
-        });
-        draft.extend(&taps).context("drafter context")?;
-        time.draft += clock.lap();
-        observer(Emitted {
-            tokens: &text.tokens[text.tokens.len() - emitted..],
-            accepted: agreed.min(emitted),
-        });
+            truncated: asked < chosen || emitted == accepted,
+        };
+        width.learn(&round, began.elapsed().as_secs_f64());
+        rounds.push(round);
+        observer(text.news(emitted, accepted));
     }
+    owed.pay(draft)?;
+    time.draft += clock.lap();
     time.decode = start.elapsed();
     Ok(text.finished(rounds, time))
 }
 
-/// Continues `prompt` greedily, one target pass a token.
+/// Continues `prompt`, one target pass a token.
 ///
 /// # Errors
 /// As [`speculate`], but for the drafter.
@@ -187,28 +182,24 @@ pub fn plain(
     session: &mut dyn Session,
     prompt: &[u32],
     limits: &Limits,
+    chooser: &mut Chooser,
     observer: &mut dyn FnMut(Emitted<'_>),
 ) -> Result<Generation> {
     let mut text = Text::new(session.len(), prompt, limits)?;
     let mut time = TimeSplit::default();
     let mut clock = Clock::start();
     let logits = prefill(session, prompt, &mut |_| Ok(()))?;
-    text.push(&argmax_rows(&logits)?);
+    chooser.begin(prompt);
+    text.push(first_choice(chooser, &logits)?);
     time.prefill = clock.lap();
-    observer(Emitted {
-        tokens: &text.tokens,
-        accepted: 0,
-    });
+    observer(text.news(1, 0));
 
     let start = Instant::now();
     while text.finish.is_none() {
         let forward = session.forward(&[text.last()], LogitRows::Last)?;
         let logits = forward.logits.context("the target returned no logits")?;
-        text.push(&argmax_rows(&logits)?);
-        observer(Emitted {
-            tokens: &text.tokens[text.tokens.len() - 1..],
-            accepted: 0,
-        });
+        text.push(first_choice(chooser, &logits)?);
+        observer(text.news(1, 0));
     }
     time.decode = start.elapsed();
     time.verify = time.decode;
@@ -248,92 +239,26 @@ pub fn leading_run(drafts: &[u32], choices: &[u32]) -> usize {
         .count()
 }
 
-fn propose(draft: &mut dyn DraftSession, anchor: u32, width: usize) -> Result<Vec<u32>> {
-    if width == 0 {
-        return Ok(Vec::new());
-    }
-    let drafts = draft
-        .propose(anchor, width, &mut Sampling::Greedy)
-        .context("draft")?
-        .tokens();
+fn first_choice(chooser: &mut Chooser, logits: &Tensor) -> Result<u32> {
+    let row = logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    Ok(chooser.judge(None, &row)?.token)
+}
+
+fn propose(
+    draft: &mut dyn DraftSession,
+    anchor: u32,
+    width: usize,
+    chooser: &mut Chooser,
+) -> Result<Vec<ProposalSlot>> {
+    let proposal = chooser
+        .drafting(|sampling| draft.propose(anchor, width, sampling))
+        .context("draft")?;
     ensure!(
-        drafts.len() <= width,
+        proposal.slots.len() <= width,
         "the drafter proposed {} tokens where at most {width} were asked for",
-        drafts.len()
+        proposal.slots.len()
     );
-    Ok(drafts)
-}
-
-/// The text under construction and the one rule that ends it.
-struct Text<'l> {
-    tokens: Vec<u32>,
-    finish: Option<Finish>,
-    budget: usize,
-    limits: &'l Limits,
-}
-
-impl<'l> Text<'l> {
-    fn new(seen: usize, prompt: &[u32], limits: &'l Limits) -> Result<Self> {
-        ensure!(
-            !prompt.is_empty(),
-            "an empty prompt: the target needs at least one token"
-        );
-        ensure!(
-            limits.max_new >= 1,
-            "max_new 0: expected at least one token to generate"
-        );
-        let used = seen + prompt.len();
-        ensure!(
-            used < limits.max_positions,
-            "{used} tokens of prompt leave no room in the target's {} positions",
-            limits.max_positions
-        );
-        Ok(Self {
-            tokens: Vec::new(),
-            finish: None,
-            budget: limits.max_new.min(limits.max_positions - used),
-            limits,
-        })
-    }
-
-    /// Tokens that may still be added, >= 1 while unfinished.
-    fn room(&self) -> usize {
-        self.budget - self.tokens.len()
-    }
-
-    /// The last token. The prefill always leaves one.
-    fn last(&self) -> u32 {
-        self.tokens[self.tokens.len() - 1]
-    }
-
-    /// Adds tokens up to the first stop token or the budget and returns how many were added.
-    fn push(&mut self, tokens: &[u32]) -> usize {
-        for (index, token) in tokens.iter().enumerate() {
-            self.tokens.push(*token);
-            self.finish = if self.limits.stop_ids.contains(token) {
-                Some(Finish::Stop)
-            } else if self.room() > 0 {
-                None
-            } else if self.budget == self.limits.max_new {
-                Some(Finish::Budget)
-            } else {
-                Some(Finish::Context)
-            };
-            if self.finish.is_some() {
-                return index + 1;
-            }
-        }
-        tokens.len()
-    }
-
-    fn finished(self, rounds: Vec<Round>, time: TimeSplit) -> Generation {
-        Generation {
-            tokens: self.tokens,
-            finish: self.finish.unwrap_or(Finish::Budget),
-            rounds,
-            time,
-        }
-    }
+    Ok(proposal.slots)
 }
 
 /// Time since the last look.

@@ -8,9 +8,9 @@ use candle_core::DType;
 use clap::{Args, Parser, Subcommand};
 use dflash_eval::console::{self, Failure, Precision, Switch, at_least_one, exit_code};
 use dflash_eval::evaluate::{Options, evaluate};
-use dflash_eval::load::{Loaded, Request, load};
+use dflash_eval::load::{Loaded, Request, Thinking, load};
 use dflash_eval::progress::Display;
-use dflash_eval::report::{Report, prepare_json_path, write_json};
+use dflash_eval::report::{Report, prepare_output, write_json};
 use dflash_model::{Target, device, target};
 use serde::Serialize;
 
@@ -189,13 +189,13 @@ fn run_verify(folder: &Path, common: &Common, decode: Option<Decode<'_>>, json: 
 
 fn run_walk(folder: &Path, common: &Common, prompts: &Path, contexts: usize, json: &Path) -> Result<bool, Failure> {
     let prepare = || {
-        prepare_json_path(json)?;
+        prepare_output("--json", json)?;
         let loaded = load_all(folder, common, prompts, contexts)?;
         ensure!(
-            loaded.prompts.len() == contexts,
+            loaded.prompts.openings().len() == contexts,
             "--contexts {contexts}: {} has only {} prompts",
             prompts.display(),
-            loaded.prompts.len()
+            loaded.prompts.openings().len()
         );
         Ok(loaded)
     };
@@ -205,7 +205,7 @@ fn run_walk(folder: &Path, common: &Common, prompts: &Path, contexts: usize, jso
     let found = walks(
         target,
         drafting,
-        &loaded.prompts,
+        loaded.prompts.openings(),
         &loaded.setting.stop_ids,
         &mut |done| {
             display.update(dflash_eval::Progress {
@@ -229,10 +229,11 @@ fn measure(loaded: &Loaded, decode: Decode<'_>, quiet: bool) -> Result<Report> {
         setting,
         ..Options::new(decode.max_new, loaded.setting.stop_ids.clone())
     };
-    let mut display = Display::new("verify", loaded.prompts.len(), quiet);
+    let mut display = Display::new("verify", loaded.prompts.openings().len(), quiet);
     let (target, drafting) = (loaded.target.as_ref(), loaded.drafting.as_ref());
     evaluate(target, drafting, &loaded.prompts, &options, &mut |progress| {
         display.update(progress);
+        Ok(())
     })
 }
 
@@ -243,11 +244,19 @@ fn load_all(folder: &Path, common: &Common, prompts: &Path, limit: usize) -> Res
         prompts,
         device: &common.device,
         bf16: common.dtype == Precision::Bf16,
-        thinking: common.thinking.map(|switch| switch == Switch::On),
+        thinking: match common.thinking {
+            None => Thinking::Template,
+            Some(Switch::On) => Thinking::On,
+            Some(Switch::Off) => Thinking::Off,
+        },
         limit: Some(limit),
         without_selector: false,
     })?;
-    ensure!(!loaded.prompts.is_empty(), "{}: no prompts", prompts.display());
+    ensure!(
+        !loaded.prompts.openings().is_empty(),
+        "{}: no prompts",
+        prompts.display()
+    );
     Ok(loaded)
 }
 

@@ -153,7 +153,7 @@ pub fn failures(copy: &Copied, report: Option<&Report>, lossless: bool, min_acce
         failures.push("hidden states or logits are not finite".to_owned());
     }
     let Some(report) = report else { return failures };
-    if lossless && !report.identical {
+    if lossless && report.identical == Some(false) {
         failures.push(format!(
             "speculative and plain text differ on {} of {} prompts",
             report.differing.len(),

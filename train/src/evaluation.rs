@@ -36,6 +36,7 @@ pub fn evaluate_final(materials: &Materials, display: Display) -> Result<String>
             Some(length) => format!("prompts, acceptance length {length:.3}"),
             None => "prompts".to_owned(),
         });
+        Ok(())
     })?;
     drop(stage);
     write_json(&config.run_dir.join("evaluation.json"), &report)?;
@@ -77,7 +78,6 @@ fn setting(materials: &Materials, drafter: &BoundDrafter, prompts: &Path, folder
         template_sha256: materials.chat.template.hash().to_owned(),
         max_new: config.evaluate.max_new,
         stop_ids: materials.chat.stops.clone(),
-        sampling: "greedy".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         ..Setting::default()
     }

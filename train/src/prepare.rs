@@ -179,12 +179,11 @@ fn answer(
     if room == 0 {
         return Ok(None);
     }
-    let limits = Limits {
-        max_new: config.generate.max_new.min(room),
-        max_positions: materials.target.info().max_positions,
-        stop_ids: materials.chat.stops.clone(),
-        width: 1,
-    };
+    let limits = Limits::new(
+        config.generate.max_new.min(room),
+        materials.target.info().max_positions,
+        materials.chat.stops.clone(),
+    );
     let seed = config.generate.seed.unwrap_or(config.seed);
     let (written, stopped) = generate(
         materials.target.as_ref(),

@@ -79,7 +79,7 @@ fn read(json: &Path) -> Value {
 #[test]
 fn acceptance_writes_the_promised_numbers_and_a_table_of_80_columns() {
     let room = tempfile::tempdir().unwrap();
-    let (drafter, json) = (room.path().join("drafter"), room.path().join("new/out.json"));
+    let (drafter, json) = (room.path().join("drafter"), room.path().join("out.json"));
     untrained_drafter(&drafter, 8);
     let arguments = ["--max-new", "24", "--limit", "3", "--json", json.to_str().unwrap()];
     let output = program("acceptance", &drafter, &demo("heldout.jsonl"), &arguments);

@@ -14,7 +14,16 @@ fn lossless_passes_for_all_four_drafters_and_counts_their_work() {
         odds: 4,
     };
     let options = Options::new(40, vec![0, 1]);
-    let report = lossless(&target(11), &oracle, &prompts(12), &Kind::ALL, &options, &mut |_| ()).unwrap();
+    let report = lossless(
+        &target(11),
+        &oracle,
+        &prompts(12),
+        &Kind::ALL,
+        0.,
+        &options,
+        &mut |_| Ok(()),
+    )
+    .unwrap();
     assert!(report.passed && report.identical);
     let [trained, random, right, wrong] = &report.drafters[..] else {
         panic!("four drafters")
@@ -33,7 +42,7 @@ fn lossless_catches_a_target_that_does_not_restore_its_state() {
         odds: 4,
     };
     let options = Options::new(40, vec![NEVER]);
-    let report = lossless(&broken, &oracle, &prompts(4), &Kind::ALL, &options, &mut |_| ()).unwrap();
+    let report = lossless(&broken, &oracle, &prompts(4), &Kind::ALL, 0., &options, &mut |_| Ok(())).unwrap();
     assert!(!report.passed && !report.identical);
     let [_, _, right, wrong] = &report.drafters[..] else {
         panic!("four drafters")
@@ -57,8 +66,11 @@ fn a_target_that_keeps_rejected_rows_is_caught_by_its_length() {
         odds: 4,
     };
     let options = Options::new(40, vec![NEVER]);
-    let error = lossless(&broken, &oracle, &prompts(4), &[Kind::Wrong], &options, &mut |_| ()).unwrap_err();
-    assert!(format!("{error:#}").contains("prompt 0: "), "{error:#}");
+    let error = lossless(&broken, &oracle, &prompts(4), &[Kind::Wrong], 0., &options, &mut |_| {
+        Ok(())
+    })
+    .unwrap_err();
+    assert!(format!("{error:#}").contains("prompt 1: "), "{error:#}");
     assert!(
         format!("{error:#}").contains("the target holds 9 tokens after the commit, expected 2"),
         "{error:#}"
@@ -74,12 +86,18 @@ fn lossless_refuses_to_pass_empty() {
         odds: 1,
     };
     let one_token = Options::new(40, everything);
-    let report = lossless(&target, &oracle, &prompts(3), &Kind::ALL, &one_token, &mut |_| ()).unwrap();
+    let report = lossless(&target, &oracle, &prompts(3), &Kind::ALL, 0., &one_token, &mut |_| {
+        Ok(())
+    })
+    .unwrap();
     assert!(report.identical && !report.passed);
     assert!(report.drafters.iter().all(|drafter| drafter.unproven.is_some()));
 
     let never_right = Options::new(40, vec![NEVER]);
-    let report = lossless(&target, &oracle, &prompts(3), &Kind::ALL, &never_right, &mut |_| ()).unwrap();
+    let report = lossless(&target, &oracle, &prompts(3), &Kind::ALL, 0., &never_right, &mut |_| {
+        Ok(())
+    })
+    .unwrap();
     let passed: Vec<bool> = report
         .drafters
         .iter()
@@ -90,7 +108,18 @@ fn lossless_refuses_to_pass_empty() {
         [false, true, true, true],
         "a trained drafter that is never right proves nothing"
     );
-    assert!(lossless(&target, &oracle, &[], &Kind::ALL, &never_right, &mut |_| ()).is_err());
+    assert!(
+        lossless(
+            &target,
+            &oracle,
+            &prompts(0),
+            &Kind::ALL,
+            0.,
+            &never_right,
+            &mut |_| Ok(())
+        )
+        .is_err()
+    );
 }
 
 #[test]
@@ -103,9 +132,10 @@ fn evaluate_reports_the_counts_of_its_rounds() {
     let mut last = None;
     let report = evaluate(&target(14), &oracle, &prompts(10), &options, &mut |progress| {
         last = Some(progress);
+        Ok(())
     })
     .unwrap();
-    assert!(report.identical && report.differing.is_empty());
+    assert!(report.identical == Some(true) && report.differing.is_empty());
     assert_eq!((report.prompts, report.per_prompt.len()), (10, 10));
     let last = last.unwrap();
     assert_eq!(
@@ -140,7 +170,7 @@ fn evaluate_reports_the_counts_of_its_rounds() {
         assert!(json[key].is_f64(), "{key}: {}", json[key]);
     }
     assert_eq!(serde_json::from_value::<dflash_eval::Report>(json).unwrap(), report);
-    assert!(evaluate(&target(14), &oracle, &[], &options, &mut |_| ()).is_err());
+    assert!(evaluate(&target(14), &oracle, &prompts(0), &options, &mut |_| Ok(())).is_err());
 }
 
 proptest! {
@@ -156,11 +186,11 @@ proptest! {
         width in 1usize..BLOCK,
     ) {
         let target = target(seed);
-        let limits = limits(max_new, stop.unwrap_or(NEVER), width);
+        let limits = limits(max_new, stop.unwrap_or(NEVER));
         let reference = text(&target, &prompt, &limits);
         // beyond a stop the drafter keeps proposing something, here its padding
         let drafter = scripted(Script::Runs(runs), &prompt, &reference.tokens);
-        let got = decode_speculatively(&target, &drafter, &prompt, &limits).unwrap();
+        let got = decode_speculatively(&target, &drafter, &prompt, &limits, width).unwrap();
         prop_assert_eq!(&got.tokens, &reference.tokens);
         prop_assert_eq!(got.finish, reference.finish);
 

@@ -1,0 +1,4 @@
+//! One file a mode: its options, and how it runs.
+
+pub(super) mod acceptance;
+pub(super) mod lossless;
