@@ -11,6 +11,8 @@ use crate::random::mix;
 
 /// Numbers in one tap row of one layer.
 const HIDDEN: usize = 4;
+/// Spread of logits by default: 24 random bits, of which no two are equal in practice.
+const WIDE: f32 = 16_777_216.;
 
 /// A way to be wrong that real targets have shown; lossless checks must catch each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +29,8 @@ pub struct ScriptedTarget {
     info: TargetInfo,
     head: TargetHead,
     seed: u64,
+    /// Logits lie in [0, spread).
+    spread: f32,
     fault: Option<Fault>,
 }
 
@@ -51,8 +55,15 @@ impl ScriptedTarget {
                 head: embed,
             },
             seed,
+            spread: WIDE,
             fault: None,
         })
+    }
+
+    /// The same target with logits in [0, `spread`): a small spread gives every token a fair chance when sampled.
+    #[must_use]
+    pub fn with_spread(self, spread: f32) -> Self {
+        Self { spread, ..self }
     }
 
     /// The same target with a broken rollback.
@@ -105,7 +116,7 @@ struct ScriptedTargetSession<'t> {
 impl ScriptedTargetSession<'_> {
     /// States after each of `tokens`, their logits [T, V] and taps [T, n_taps * H].
     fn run(&self, tokens: &[u32]) -> Result<(Vec<u64>, Tensor, Tensor)> {
-        let info = &self.target.info;
+        let (info, spread) = (&self.target.info, self.target.spread);
         if tokens.is_empty() || self.tokens.len() + tokens.len() > info.max_positions {
             bail!(
                 "{} tokens after {}: expected at least one and no position past {}",
@@ -124,7 +135,8 @@ impl ScriptedTargetSession<'_> {
             states.push(state);
             let position = self.tokens.len() + row;
             for id in 0..info.vocab_size as u64 {
-                logits.push((mix(state ^ mix(position as u64) ^ (id << 32)) >> 40) as f32);
+                let word = mix(state ^ mix(position as u64) ^ (id << 32)) >> 40;
+                logits.push(word as f32 * (spread / WIDE));
             }
             for &tap in &self.taps {
                 taps.extend([tap as f32, position as f32, token as f32, (state & 0xFFFF) as f32]);

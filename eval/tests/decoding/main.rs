@@ -18,6 +18,8 @@ use proptest::prelude::*;
 
 mod command;
 mod reports;
+mod sampling;
+mod widths;
 
 const BLOCK: usize = 8;
 const TAPS: [usize; 3] = [1, 3, 5];
