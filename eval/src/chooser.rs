@@ -185,7 +185,7 @@ mod tests {
             counts[choice.token as usize] += 1;
             accepted += usize::from(choice.accepted);
         }
-        let share = |count: usize| count as f64 / draws as f64;
+        let share = |count: usize| count as f64 / f64::from(draws);
         for (count, p) in counts.iter().zip([0.5, 0.3, 0.2]) {
             assert!((share(*count) - p).abs() < 0.005, "{counts:?}");
         }

@@ -18,9 +18,8 @@ const REPEATS: usize = 5;
 const ENOUGH: f64 = 0.2;
 /// Most repetitions.
 const MOST_REPEATS: usize = 40;
-
-/// Positions after the context that measuring may use up: steps and commits stay.
-const ROOM: usize = 256;
+/// Commits of every width.
+const COMMITS: usize = 2;
 
 /// Costs of widths 0..=B - 1 after the first prompt; none when it leaves no room to measure in.
 ///
@@ -35,56 +34,70 @@ pub fn round_costs(
     let Some(prompt) = prompts.turn(0, &[])? else {
         return Ok(Vec::new());
     };
-    if prompt.len() + ROOM > target.info().max_positions {
+    let widths: Vec<usize> = (0..=options.width(drafting)?.most()).collect();
+    if prompt.len() + room_for(&widths) > target.info().max_positions {
         return Ok(Vec::new());
     }
-    let most = options.width(drafting)?.most();
-    costs_after(target, drafting, &prompt, &(0..=most).collect::<Vec<_>>())
+    costs_after(target, Some(drafting), &prompt, &widths)
 }
 
-/// Costs of some widths after `context`, a prompt of at least one token.
+/// Costs of some widths after `context`, a prompt of at least one token. Without a drafter, verification only: the
+/// block repeats the last token.
 ///
 /// # Errors
 /// When the context leaves no room for the widest block, and on what target and drafter report.
 pub fn costs_after(
     target: &dyn Target,
-    drafting: &dyn Drafting,
+    drafting: Option<&dyn Drafting>,
     context: &[u32],
     widths: &[usize],
 ) -> Result<Vec<WidthCost>> {
-    let room = target.info().max_positions;
+    let (room, needed) = (target.info().max_positions, room_for(widths));
     ensure!(
-        context.len() + ROOM <= room,
-        "{} tokens of context: measuring needs {ROOM} positions after them, the target has {room}",
+        context.len() + needed <= room,
+        "{} tokens of context: measuring needs {needed} positions after them, the target has {room}",
         context.len()
     );
     rayon::scope(|_| {
-        let mut session = target.session(drafting.taps())?;
-        let mut draft = drafting.session()?;
-        crate::speculate::prefill(session.as_mut(), context, &mut |taps| Ok(draft.extend(taps)?))?;
+        let mut session = target.session(drafting.map_or(&[][..], |drafting| drafting.taps()))?;
+        let mut draft = drafting.map(Drafting::session).transpose()?;
+        crate::speculate::prefill(session.as_mut(), context, &mut |taps| {
+            draft.as_mut().map_or(Ok(()), |draft| Ok(draft.extend(taps)?))
+        })?;
         widths
             .iter()
-            .map(|&width| cost(session.as_mut(), draft.as_mut(), context, width))
+            .map(|&width| cost(session.as_mut(), draft.as_deref_mut(), context, width))
             .collect()
     })
 }
 
-fn cost(session: &mut dyn Session, draft: &mut dyn DraftSession, context: &[u32], width: usize) -> Result<WidthCost> {
+fn cost(
+    session: &mut dyn Session,
+    mut draft: Option<&mut (dyn DraftSession + '_)>,
+    context: &[u32],
+    width: usize,
+) -> Result<WidthCost> {
     let anchor = context[context.len() - 1];
-    let propose = |draft: &mut dyn DraftSession| match width {
-        0 => Ok(Vec::new()),
-        _ => draft
-            .propose(anchor, width, &mut Sampling::Greedy)
-            .map(|proposal| proposal.tokens()),
-    };
-    let drafts = propose(draft)?;
-    let draft_seconds = fastest(|| propose(draft).map(drop))?;
-    let block: Vec<u32> = std::iter::once(anchor).chain(drafts).collect();
-    // a verify pass that is dropped leaves the session as it was; committing 0 rows does too
+    let (mut drafts, mut draft_seconds) = (vec![anchor; width], 0.);
+    if let (Some(draft), 1..) = (&mut draft, width) {
+        let mut propose = || draft.propose(anchor, width, &mut Sampling::Greedy);
+        drafts = propose()?.tokens();
+        draft_seconds = fastest(|| propose().map(drop))?;
+    }
+    let block = [&[anchor], drafts.as_slice()].concat();
     let verify = if width == 0 {
         // a plain step keeps its row, so the context grows by one a repetition: no other way to time it
-        fastest(|| session.forward(&block, LogitRows::Last).map(drop))?
+        let mut taps = Vec::new();
+        let seconds = fastest(|| {
+            taps.push(session.forward(&block, LogitRows::Last)?.taps);
+            Ok(())
+        })?;
+        if let Some(draft) = &mut draft {
+            taps.iter().try_for_each(|taps| draft.extend(taps))?;
+        }
+        seconds
     } else {
+        // a pass that is dropped leaves the session as it was
         fastest(|| session.verify(&block).map(drop))?
     };
     let commit = if width == 0 {
@@ -101,29 +114,48 @@ fn cost(session: &mut dyn Session, draft: &mut dyn DraftSession, context: &[u32]
     })
 }
 
-/// Seconds of keeping half of a block and feeding the drafter its taps (it stays each time, so few repetitions).
-fn commit_seconds(session: &mut dyn Session, draft: &mut dyn DraftSession, block: &[u32]) -> Result<f64> {
+/// Seconds of keeping half of a block and feeding the drafter its taps (they stay each time, so few repetitions).
+fn commit_seconds(
+    session: &mut dyn Session,
+    mut draft: Option<&mut (dyn DraftSession + '_)>,
+    block: &[u32],
+) -> Result<f64> {
     let mut best = f64::INFINITY;
-    for _ in 0..2 {
+    for _ in 0..COMMITS {
         let kept = block.len().div_ceil(2);
         let step = session.verify(block)?;
         let start = Instant::now();
         let taps = step.taps.narrow(0, 0, kept)?;
         step.commit(kept)?;
-        draft.extend(&taps)?;
+        if let Some(draft) = &mut draft {
+            draft.extend(&taps)?;
+        }
         best = best.min(start.elapsed().as_secs_f64());
     }
     Ok(best)
+}
+
+/// Positions after the context that measuring some widths may use up: plain steps and commits stay.
+fn room_for(widths: &[usize]) -> usize {
+    MOST_REPEATS + widths.iter().map(|width| COMMITS * (width + 2)).sum::<usize>()
 }
 
 /// Seconds of the fastest of several calls.
 ///
 /// # Errors
 /// As `work`.
-pub fn fastest(mut work: impl FnMut() -> candle_core::Result<()>) -> Result<f64> {
+pub fn fastest(work: impl FnMut() -> candle_core::Result<()>) -> Result<f64> {
+    fastest_of(REPEATS, work)
+}
+
+/// As [`fastest`], with at least `repeats` calls.
+///
+/// # Errors
+/// As `work`.
+pub fn fastest_of(repeats: usize, mut work: impl FnMut() -> candle_core::Result<()>) -> Result<f64> {
     let (start, mut best) = (Instant::now(), f64::INFINITY);
     for repeat in 0..MOST_REPEATS {
-        if repeat >= REPEATS && start.elapsed().as_secs_f64() > ENOUGH {
+        if repeat >= repeats && start.elapsed().as_secs_f64() > ENOUGH {
             break;
         }
         let begin = Instant::now();

@@ -147,7 +147,7 @@ pub fn evaluate(
                 decode_speculatively_by(target, drafting, &prompt, decision)
             };
             let mut pair = || -> Result<(Generation, Generation)> {
-                if text % 2 == 0 {
+                if text.is_multiple_of(2) {
                     let reference = plainly()?;
                     Ok((reference, drafted()?))
                 } else {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use candle_core::DType;
 use dflash_data::files::sha256_hex;
 use dflash_data::{Chat, Conversation, read_jsonl, target_hash};
-use dflash_model::{BoundDrafter, Drafter, Drafting, Target, device};
+use dflash_model::{BoundDrafter, Drafter, Drafting, Target};
 
 use crate::prompts::About;
 use crate::rendered::{Rendered, Row};
@@ -86,46 +86,12 @@ pub struct Loaded {
 /// On a missing or broken file, on a drafter that does not fit the target, and on a prompt that the template refuses;
 /// each names the file and what was expected.
 pub fn load(request: &Request<'_>) -> Result<Loaded> {
-    let device = device::by_name(request.device).context("--device")?;
-    let dtype = if request.bf16 { DType::BF16 } else { DType::F32 };
-    for (flag, folder) in [("--target", request.target), ("--drafter", request.drafter)] {
-        ensure!(folder.is_dir(), "{flag} {}: no such folder", folder.display());
-    }
+    ensure_folder("--drafter", request.drafter)?;
+    let mut setting = setting(request.target, request.device, request.bf16)?;
     // cheap and often wrong first: prompts before weights
-    let mut setting = Setting {
-        target: request.target.display().to_string(),
-        drafter: request.drafter.display().to_string(),
-        dtype: if request.bf16 { "bf16" } else { "f32" }.into(),
-        device: request.device.into(),
-        threads: rayon::current_num_threads(),
-        prompts_file: request.prompts.display().to_string(),
-        thinking: request.thinking.name().into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        ..Setting::default()
-    };
-    let prompts = prompts(request, &mut setting)?;
-    let mut drafter =
-        Drafter::load(request.drafter, &device).with_context(|| format!("--drafter {}", request.drafter.display()))?;
-    if request.without_selector {
-        ensure!(
-            drafter.selector.take().is_some(),
-            "--without-selector: {} has none",
-            request.drafter.display()
-        );
-        setting.without_selector = true;
-    }
-    let target = dflash_model::target::load(request.target, &device, dtype)
-        .with_context(|| format!("--target {}", request.target.display()))?;
-    let config = &drafter.config;
-    setting.block_size = config.block_size;
-    setting.mask_token_id = config.mask_token_id;
-    setting.taps.clone_from(&config.target_layer_ids);
-    setting.target_hash = target_hash(request.target)?;
-    setting.drafter_hash = target_hash(request.drafter)?;
-    let fits = || format!("{} for {}", request.drafter.display(), request.target.display());
-    config.check_target(target.info()).with_context(fits)?;
-    let drafting = BoundDrafter::new(drafter, target.head()).with_context(fits)?;
-    target.session(drafting.taps()).map(drop).with_context(fits)?;
+    let prompts = load_prompts(request, &mut setting)?;
+    let target = load_target(request.target, request.device, request.bf16)?;
+    let drafting = bind(request.drafter, request.without_selector, target.as_ref(), &mut setting)?;
     Ok(Loaded {
         target,
         drafting: Box::new(drafting),
@@ -134,13 +100,82 @@ pub fn load(request: &Request<'_>) -> Result<Loaded> {
     })
 }
 
-/// Reads and renders the prompts; notes file, template and stop ids in `setting`.
-fn prompts(request: &Request<'_>, setting: &mut Setting) -> Result<Rendered> {
+/// The circumstances that a target brings along: folder, device, type, chat template and stop ids.
+///
+/// # Errors
+/// When the folder or its chat files are missing.
+pub fn setting(target: &Path, device: &str, bf16: bool) -> Result<Setting> {
+    ensure_folder("--target", target)?;
+    let chat = Chat::load(target)?;
+    Ok(Setting {
+        target: target.display().to_string(),
+        target_hash: target_hash(target)?,
+        dtype: if bf16 { "bf16" } else { "f32" }.into(),
+        device: device.into(),
+        threads: rayon::current_num_threads(),
+        template_sha256: chat.template.hash().into(),
+        stop_ids: chat.stops,
+        version: env!("CARGO_PKG_VERSION").into(),
+        ..Setting::default()
+    })
+}
+
+/// Loads a target.
+///
+/// # Errors
+/// Names the option and the folder.
+pub fn load_target(folder: &Path, device: &str, bf16: bool) -> Result<Box<dyn Target>> {
+    ensure_folder("--target", folder)?;
+    let device = dflash_model::device::by_name(device).context("--device")?;
+    let dtype = if bf16 { DType::BF16 } else { DType::F32 };
+    dflash_model::target::load(folder, &device, dtype).with_context(|| format!("--target {}", folder.display()))
+}
+
+/// Loads a drafter onto its target and notes it in `setting`.
+///
+/// # Errors
+/// When the folder is broken or was made for another target.
+pub fn bind(folder: &Path, without_selector: bool, target: &dyn Target, setting: &mut Setting) -> Result<BoundDrafter> {
+    ensure_folder("--drafter", folder)?;
+    let device = dflash_model::device::by_name(&setting.device).context("--device")?;
+    let mut drafter = Drafter::load(folder, &device).with_context(|| format!("--drafter {}", folder.display()))?;
+    if without_selector {
+        ensure!(
+            drafter.selector.take().is_some(),
+            "--without-selector: {} has none",
+            folder.display()
+        );
+    }
+    let config = &drafter.config;
+    setting.drafter = folder.display().to_string();
+    setting.drafter_hash = target_hash(folder)?;
+    setting.without_selector = without_selector;
+    setting.block_size = config.block_size;
+    setting.block_size_used = config.block_size;
+    setting.mask_token_id = config.mask_token_id;
+    setting.taps.clone_from(&config.target_layer_ids);
+    let fits = || format!("{} for {}", folder.display(), setting.target);
+    config.check_target(target.info()).with_context(fits)?;
+    let bound = BoundDrafter::new(drafter, target.head()).with_context(fits)?;
+    target.session(bound.taps()).map(drop).with_context(fits)?;
+    Ok(bound)
+}
+
+fn ensure_folder(option: &str, folder: &Path) -> Result<()> {
+    ensure!(folder.is_dir(), "{option} {}: no such folder", folder.display());
+    Ok(())
+}
+
+/// Reads and renders the prompts and notes their file in `setting`.
+///
+/// # Errors
+/// Names the file, and the line that the template refuses.
+pub fn load_prompts(request: &Request<'_>, setting: &mut Setting) -> Result<Rendered> {
     let chat = Chat::load(request.target)?;
     let bytes = std::fs::read(request.prompts).with_context(|| format!("--prompts {}", request.prompts.display()))?;
     setting.prompts_sha256 = sha256_hex(&bytes);
-    setting.template_sha256 = chat.template.hash().into();
-    setting.stop_ids.clone_from(&chat.stops);
+    setting.prompts_file = request.prompts.display().to_string();
+    setting.thinking = request.thinking.name().into();
     let mut rows = Vec::new();
     for (line, row) in read_jsonl(request.prompts)?
         .iter()

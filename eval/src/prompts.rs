@@ -106,7 +106,7 @@ pub(crate) fn attribute(texts: Vec<String>, accepted: &[usize], drafted: &[usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::PieceSource;
+    use crate::report::PieceSource::{Accepted, Bonus, Corrected, Prefill};
 
     #[test]
     fn a_character_of_several_tokens_is_shown_once() {
@@ -126,7 +126,6 @@ mod tests {
         let texts: Vec<String> = "abcdefg".chars().map(String::from).collect();
         let pieces = attribute(texts, &[2, 1, 0], &[2, 3, 0]);
         let sources: Vec<_> = pieces.iter().map(|piece| piece.source).collect();
-        use PieceSource::{Accepted, Bonus, Corrected, Prefill};
         assert_eq!(
             sources,
             [Prefill, Accepted, Accepted, Bonus, Accepted, Corrected, Bonus]

@@ -2,6 +2,10 @@
 //!
 //! Plain and speculative decoding draw from the same distribution, made here, per position and with the drafted
 //! prefix counted as text. Nothing of it but the temperature ever touches the draft side.
+#![expect(
+    clippy::float_cmp,
+    reason = "a setting is off at exactly its neutral value, as written on the command line"
+)]
 
 use std::collections::HashMap;
 use std::fmt;

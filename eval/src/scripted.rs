@@ -21,6 +21,13 @@ pub enum Script {
         /// Stream of the draws.
         seed: u64,
     },
+    /// Each slot is right with this chance, whatever the others are: conditional acceptance is the same at every position.
+    Chance {
+        /// Stream of the draws.
+        seed: u64,
+        /// Chance in millionths.
+        millionths: u32,
+    },
     /// Round j is right for `runs[j % runs.len()]` slots and wrong after them.
     Runs(Vec<usize>),
 }
@@ -69,6 +76,10 @@ impl Scripted {
         match &self.script {
             Script::Right => truth,
             Script::Random { seed } => below(*seed, (position * self.block_size + slot) as u64, self.vocab_size) as u32,
+            Script::Chance { seed, millionths } => {
+                let drawn = below(*seed, (position * self.block_size + slot) as u64, 1_000_000);
+                if drawn < *millionths as usize { truth } else { wrong }
+            }
             Script::Runs(runs) if slot < runs[round % runs.len()] => truth,
             Script::Wrong | Script::Runs(_) => wrong,
         }
@@ -90,6 +101,52 @@ impl Drafting for Scripted {
             len: 0,
             round: 0,
         }))
+    }
+}
+
+/// A scripted drafter that takes as long as a real one: the real one proposes too, and its tokens are thrown away.
+pub struct Shadow<'d> {
+    /// Whose tokens count.
+    pub script: Scripted,
+    /// Whose time counts.
+    pub real: &'d dyn Drafting,
+}
+
+impl Drafting for Shadow<'_> {
+    fn block_size(&self) -> usize {
+        self.script.block_size.min(self.real.block_size())
+    }
+
+    fn taps(&self) -> &[usize] {
+        self.real.taps()
+    }
+
+    fn session(&self) -> Result<Box<dyn DraftSession + '_>> {
+        Ok(Box::new(ShadowSession {
+            script: self.script.session()?,
+            real: self.real.session()?,
+        }))
+    }
+}
+
+struct ShadowSession<'d> {
+    script: Box<dyn DraftSession + 'd>,
+    real: Box<dyn DraftSession + 'd>,
+}
+
+impl DraftSession for ShadowSession<'_> {
+    fn len(&self) -> usize {
+        self.script.len()
+    }
+
+    fn extend(&mut self, taps: &Tensor) -> Result<()> {
+        self.script.extend(taps)?;
+        self.real.extend(taps)
+    }
+
+    fn propose(&mut self, anchor: u32, width: usize, sampling: &mut Sampling<'_>) -> Result<Proposal> {
+        self.real.propose(anchor, width, sampling)?;
+        self.script.propose(anchor, width, sampling)
     }
 }
 

@@ -126,12 +126,11 @@ pub fn speculate(
         let (began, anchor, written) = (Instant::now(), text.last(), text.tokens.len());
         let position = session.len();
         let (chosen, asked) = (width.next(), width.next().min(text.room() - 1));
-        let drafts = match asked {
-            0 => Vec::new(),
-            _ => {
-                owed.pay(draft)?;
-                propose(draft, anchor, asked, chooser)?
-            }
+        let drafts = if asked > 0 {
+            owed.pay(draft)?;
+            propose(draft, anchor, asked, chooser)?
+        } else {
+            Vec::new()
         };
         time.draft += clock.lap();
 

@@ -170,16 +170,7 @@ pub(crate) fn prepare(
     seed: u64,
 ) -> Result<Prepared> {
     use_threads(target.threads)?;
-    let mut loaded = load(&Request {
-        target: &target.target,
-        drafter,
-        prompts: &prompts.prompts,
-        device: &target.device,
-        bf16: target.dtype == Precision::Bf16,
-        thinking: thinking(prompts.thinking),
-        limit: prompts.limit,
-        without_selector: draft.without_selector,
-    })?;
+    let mut loaded = load(&request(target, drafter, draft.without_selector, prompts))?;
     loaded.setting.max_new = prompts.max_new;
     let mut options = Options {
         block: draft.block.unwrap_or_default(),
@@ -204,6 +195,25 @@ pub(crate) fn prepare(
     Ok(Prepared { loaded, options })
 }
 
+/// What the options ask to load.
+pub(crate) fn request<'r>(
+    target: &'r TargetArguments,
+    drafter: &'r Path,
+    without_selector: bool,
+    prompts: &'r PromptArguments,
+) -> Request<'r> {
+    Request {
+        target: &target.target,
+        drafter,
+        prompts: &prompts.prompts,
+        device: &target.device,
+        bf16: target.dtype == Precision::Bf16,
+        thinking: thinking(prompts.thinking),
+        limit: prompts.limit,
+        without_selector,
+    }
+}
+
 /// Sets the size of the thread pool; must come before any work.
 ///
 /// # Errors
@@ -217,7 +227,7 @@ pub(crate) fn use_threads(threads: Option<usize>) -> Result<()> {
 }
 
 /// The switch that a name means.
-pub(crate) fn thinking(name: Option<ThinkingName>) -> Thinking {
+fn thinking(name: Option<ThinkingName>) -> Thinking {
     match name {
         None => Thinking::Template,
         Some(ThinkingName::On) => Thinking::On,

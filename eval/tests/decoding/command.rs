@@ -215,3 +215,138 @@ fn an_answered_conversation_serves_as_its_prompt() {
     let answered = format!(r#"{question}, {{"role": "assistant", "content": "No."}}"#);
     assert_eq!(tail("asked", question), tail("answered", &answered));
 }
+
+#[test]
+fn every_mode_runs_on_the_demo_and_its_report_can_be_shown_again() {
+    let room = tempfile::tempdir().unwrap();
+    let (first, second) = (room.path().join("first"), room.path().join("second"));
+    untrained_drafter(&first, 8);
+    untrained_drafter(&second, 8);
+    let heldout = demo("heldout.jsonl");
+    let file = |name: &str| room.path().join(name);
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let two = ["--max-new", "20", "--limit", "2", "--quiet"];
+    let shown = |command: &str, report: &Path, arguments: &[&str]| {
+        let arguments = [arguments, &["--json", report.to_str().unwrap()]].concat();
+        let output = program(command, &first, &heldout, &arguments);
+        assert_eq!(code(&output), 0, "{command}: {}{}", stdout(&output), stderr(&output));
+        let table = stdout(&output);
+        assert!(
+            table.lines().all(|line| line.chars().count() <= 80),
+            "{command}:\n{table}"
+        );
+        let again = Command::new(env!("CARGO_BIN_EXE_dflash-eval"))
+            .arg("inspect-run")
+            .arg(report)
+            .output()
+            .unwrap();
+        assert_eq!(stdout(&again), table, "{command} shown again");
+        table
+    };
+    shown("acceptance", &file("run.json"), &two);
+    let replayed = shown(
+        "replay",
+        &file("replay.json"),
+        &[&two[..], &["--recorded", &text(&file("run.json"))]].concat(),
+    );
+    assert!(replayed.contains("2 of 2 texts"), "{replayed}");
+    shown(
+        "lossless",
+        &file("lossless.json"),
+        &[&two[..], &["--drafters", "wrong,right"]].concat(),
+    );
+    shown(
+        "compare",
+        &file("compare.json"),
+        &[&two[..], &["--drafter", &text(&second)]].concat(),
+    );
+    shown(
+        "sweep",
+        &file("sweep.json"),
+        &[&two[..], &["--blocks", "3,8", "--scripted", "0.8"]].concat(),
+    );
+    shown(
+        "acceptance",
+        &file("auto.json"),
+        &[&two[..], &["--block", "auto", "--thinking", "both"]].concat(),
+    );
+    let sampled = [
+        "--temperature",
+        "0.8",
+        "--top-p",
+        "0.9",
+        "--top-k",
+        "40",
+        "--exact-verify",
+    ];
+    let table = shown("acceptance", &file("sampled.json"), &[&two[..], &sampled].concat());
+    assert!(table.contains("sampled"), "{table}");
+
+    let timed = Command::new(env!("CARGO_BIN_EXE_dflash-eval"))
+        .args([
+            "speed",
+            "--quiet",
+            "--contexts",
+            "16",
+            "--target",
+            &text(&demo("target")),
+            "--drafter",
+            &text(&first),
+        ])
+        .output()
+        .unwrap();
+    assert_eq!(code(&timed), 0, "{}", stderr(&timed));
+    assert_eq!(
+        stdout(&timed)
+            .lines()
+            .filter(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit()))
+            .count(),
+        7
+    );
+    std::fs::write(file("other.json"), "{\"kind\": \"poem\"}").unwrap();
+    let refused = Command::new(env!("CARGO_BIN_EXE_dflash-eval"))
+        .arg("inspect-run")
+        .arg(file("other.json"))
+        .output()
+        .unwrap();
+    assert_eq!(code(&refused), 2);
+    assert!(stderr(&refused).contains("kind poem"));
+}
+
+#[test]
+fn a_chat_through_a_pipe_answers_as_plain_decoding_would_without_colours() {
+    use std::io::Write;
+    let room = tempfile::tempdir().unwrap();
+    let drafter = room.path().join("drafter");
+    untrained_drafter(&drafter, 8);
+    let talk = |words: &str, arguments: &[&str]| {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_dflash-eval"))
+            .args(["chat", "--max-new", "24"])
+            .args(arguments)
+            .arg("--target")
+            .arg(demo("target"))
+            .arg("--drafter")
+            .arg(&drafter)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(words.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        assert!(!stdout(&output).contains('\u{1b}'));
+        output
+    };
+    let words = "Explain Function powf32.\nWhat does it return?\n/reset\nExplain Function powf32.\n/quit\nnever read\n";
+    let block = talk(words, &[]);
+    let answers = stdout(&block);
+    assert_eq!(stderr(&block).matches("acceptance length").count(), 3);
+    // the third answer is the first again, and row by row gives the same text
+    let first = answers.split('\n').next().unwrap().to_owned();
+    assert!(
+        !first.is_empty() && answers.matches(first.as_str()).count() >= 2,
+        "{answers}"
+    );
+    assert_eq!(stdout(&talk(words, &["--exact-verify", "--quiet"])), answers);
+}

@@ -17,6 +17,7 @@ use dflash_model::{DraftSession, Drafting, LogitRows, Proposal, ProposalSlot, Sa
 use proptest::prelude::*;
 
 mod command;
+mod modes;
 mod reports;
 mod sampling;
 mod widths;

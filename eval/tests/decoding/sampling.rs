@@ -64,7 +64,9 @@ fn expected(target: &ScriptedTarget, config: &SamplingConfig) -> Vec<f64> {
         }
         let mut seen = Seen::default();
         seen.prompt(&PROMPT);
-        text.iter().for_each(|&token| seen.text(token));
+        for &token in &text {
+            seen.text(token);
+        }
         let mut session = target.session(&[]).unwrap();
         let forward = session
             .forward(&[&PROMPT, text.as_slice()].concat(), LogitRows::Last)
@@ -355,15 +357,14 @@ impl DraftSession for RememberedSession<'_> {
         let bound = &self.of.bound;
         let key = [self.tokens.as_slice(), &[anchor, width as u32]].concat();
         let known = self.of.passes.lock().unwrap().get(&key).cloned();
-        let (hidden, logits) = match known {
-            Some(pass) => pass,
-            None => {
-                let mut context = bound.drafter().decoding_context();
-                bound.drafter().extend(&mut context, &Tensor::cat(&self.taps, 0)?)?;
-                let pass = bound.slots(&context, anchor, width)?;
-                self.of.passes.lock().unwrap().insert(key, pass.clone());
-                pass
-            }
+        let (hidden, logits) = if let Some(pass) = known {
+            pass
+        } else {
+            let mut context = bound.drafter().decoding_context();
+            bound.drafter().extend(&mut context, &Tensor::cat(&self.taps, 0)?)?;
+            let pass = bound.slots(&context, anchor, width)?;
+            self.of.passes.lock().unwrap().insert(key, pass.clone());
+            pass
         };
         walk(bound, &hidden, &logits, anchor, sampling)
     }

@@ -1,6 +1,10 @@
 //! Reports for a terminal: plain text, at most 80 columns, no colour.
 
+mod modes;
+
 use std::fmt::Write;
+
+pub use modes::{compared, replayed, speed, sweep};
 
 use crate::lossless::{DrafterResult, LosslessReport, Verdict};
 use crate::report::{Report, Seconds, WidthUse};
@@ -54,7 +58,7 @@ pub fn acceptance(report: &Report) -> String {
         report.truncated_rounds
     );
     positions(&mut out, report);
-    speed(&mut out, report);
+    rates(&mut out, report);
     texts(&mut out, report);
     groups(&mut out, report);
     for warning in &report.warnings {
@@ -161,7 +165,7 @@ fn positions(out: &mut String, report: &Report) {
     }
 }
 
-fn speed(out: &mut String, report: &Report) {
+fn rates(out: &mut String, report: &Report) {
     let with_prefill = format!("{} with prefill", number(report.speedup_with_prefill, 2));
     line(out, "plain tokens/s", report.plain_tokens_per_s, "without prefill");
     line(
@@ -223,6 +227,15 @@ fn groups(out: &mut String, report: &Report) {
             number(group.speedup, 2)
         );
     }
+}
+
+/// The end of a path, if it is too long for its column.
+fn shorten(text: &str, width: usize) -> String {
+    let length = text.chars().count();
+    if length <= width {
+        return text.into();
+    }
+    "..".chars().chain(text.chars().skip(length + 2 - width)).collect()
 }
 
 /// A sentence broken to the width at its spaces.

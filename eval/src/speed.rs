@@ -1,0 +1,95 @@
+//! How fast the parts are: prompts, plain steps, proposals, and verification by number of rows.
+
+use anyhow::{Result, ensure};
+use dflash_model::{Drafting, LogitRows, Target};
+use serde::{Deserialize, Serialize};
+
+use crate::costs::{costs_after, fastest_of};
+use crate::random::below;
+use crate::report::{Setting, WidthCost};
+
+/// Result of a timing run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SpeedReport {
+    /// Always `speed`.
+    pub kind: String,
+    /// Whether a drafter took part.
+    pub drafter: bool,
+    /// One entry a context length.
+    pub contexts: Vec<ContextSpeed>,
+    /// Most memory the process held, MB; null where the system does not tell.
+    pub peak_memory_mb: Option<u64>,
+    /// Circumstances.
+    pub setting: Setting,
+}
+
+/// Timings after one length of context; every figure is the fastest of several repetitions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ContextSpeed {
+    /// Tokens of context.
+    pub context: usize,
+    /// Prompt tokens a second, taps included.
+    pub prefill_tokens_per_s: f64,
+    /// Seconds of a plain step.
+    pub step_seconds: f64,
+    /// Rounds by width, 0 first.
+    pub costs: Vec<WidthCost>,
+}
+
+/// Times `target`, and `drafting` if there is one, for blocks of up to `rows` rows after each of `contexts` tokens.
+///
+/// The tokens are random: speed does not depend on which they are.
+///
+/// # Errors
+/// On a context that leaves no room, on more rows than the drafter's block, and on what target and drafter report.
+pub fn speed(
+    target: &dyn Target,
+    drafting: Option<&dyn Drafting>,
+    contexts: &[usize],
+    rows: usize,
+    setting: &Setting,
+    progress: &mut dyn FnMut(usize),
+) -> Result<SpeedReport> {
+    ensure!(rows >= 1, "0 rows: expected at least 1");
+    if let Some(drafting) = drafting {
+        let most = drafting.block_size();
+        ensure!(rows <= most, "{rows} rows: the drafter's block has {most}");
+    }
+    let vocab = target.info().vocab_size;
+    let widths: Vec<usize> = (0..rows).collect();
+    let taps = drafting.map_or_else(Vec::new, |drafting| drafting.taps().to_vec());
+    let mut measured = Vec::new();
+    for (done, &context) in contexts.iter().enumerate() {
+        ensure!(context >= 1, "context 0: expected at least 1 token");
+        let tokens: Vec<u32> = (0..context as u64).map(|i| below(1, i, vocab) as u32).collect();
+        let costs = costs_after(target, drafting, &tokens, &widths)?;
+        let prefill = fastest_of(2, || {
+            rayon::scope(|_| target.session(&taps)?.forward(&tokens, LogitRows::Last).map(drop))
+        })?;
+        measured.push(ContextSpeed {
+            context,
+            prefill_tokens_per_s: context as f64 / prefill,
+            step_seconds: costs[0].verify,
+            costs,
+        });
+        progress(done + 1);
+    }
+    Ok(SpeedReport {
+        kind: "speed".into(),
+        drafter: drafting.is_some(),
+        contexts: measured,
+        peak_memory_mb: peak_memory_mb(),
+        setting: setting.clone(),
+    })
+}
+
+/// Most memory that this process has held, in MB, as Linux tells it.
+pub fn peak_memory_mb() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    line.split_whitespace()
+        .nth(1)?
+        .parse::<u64>()
+        .ok()
+        .map(|kilobytes| kilobytes / 1024)
+}
