@@ -20,6 +20,8 @@ use crate::packed::Packed;
 
 /// Rows of one pass; longer inputs are fed piece by piece, which bounds memory and stays in cache.
 const SEGMENT: usize = 512;
+/// Numbers that one thread rounds to bf16 at a time.
+const SETTLED: usize = 1024;
 
 /// A target whose forward pass runs on this machine's CPU.
 pub(crate) struct CpuTarget {
@@ -251,12 +253,16 @@ impl CpuTarget {
     /// Rounds to bf16 what a bf16 model would store as such.
     fn settle(&self, mut x: Buffer) -> Buffer {
         if self.bf16 {
-            let width = x.len();
-            each_row(&mut x, width.clamp(1, 1024), |_, row| {
-                for x in row {
+            // pieces of one size, and what is left over: a row must be rounded the same whatever rows are beside it
+            let whole = x.len() - x.len() % SETTLED;
+            let (pieces, rest) = x.split_at_mut(whole);
+            let round = |_: usize, piece: &mut [f32]| {
+                for x in piece {
                     *x = half::bf16::from_f32(*x).to_f32();
                 }
-            });
+            };
+            each_row(pieces, SETTLED, round);
+            round(0, rest);
         }
         x
     }

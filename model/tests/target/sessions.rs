@@ -206,3 +206,26 @@ fn bad_taps_and_tokens_are_refused_by_value() {
         assert_eq!(session.len(), 0);
     }
 }
+
+#[test]
+fn in_bf16_too_a_verified_row_equals_the_decoded_row_to_the_bit() -> Result<()> {
+    let target = target::load(&demo(), &Device::Cpu, DType::BF16)?;
+    let ids = tokens(60, 4090, 17);
+    let (prompt, rest) = ids.split_at(21);
+    let mut plain = target.session(&[1, 3])?;
+    plain.forward(prompt, LogitRows::None)?;
+    let decoded: Vec<Vec<f32>> = rest
+        .iter()
+        .map(|&id| values(&plain.forward(&[id], LogitRows::Last).expect("step").logits.expect("logits")))
+        .collect();
+    for rows in 1..=16 {
+        let mut session = target.session(&[1, 3])?;
+        session.forward(prompt, LogitRows::None)?;
+        for (block, expected) in rest.chunks(rows).zip(decoded.chunks(rows)) {
+            let step = session.verify(block)?;
+            assert_eq!(values(&step.logits), expected.concat(), "{rows} rows");
+            step.commit(block.len())?;
+        }
+    }
+    Ok(())
+}
