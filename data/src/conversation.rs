@@ -148,7 +148,7 @@ impl Conversation {
 ///
 /// # Errors
 /// When the file cannot be read or has no rows, and when a row is no conversation; with file and row.
-pub fn read(path: &Path) -> Result<Vec<(usize, Conversation)>> {
+pub fn read_conversations(path: &Path) -> Result<Vec<(usize, Conversation)>> {
     if !is_parquet(path) {
         return read_jsonl(path);
     }
@@ -175,7 +175,7 @@ pub fn read(path: &Path) -> Result<Vec<(usize, Conversation)>> {
 /// Reads all rows of a JSONL file with their 1-based line numbers. Blank lines are skipped.
 ///
 /// # Errors
-/// As [`read`].
+/// As [`read_conversations`].
 pub fn read_jsonl(path: &Path) -> Result<Vec<(usize, Conversation)>> {
     let rows = read_rows(path)?.into_iter().map(|(number, row)| {
         let row = Conversation::from_json(row).with_context(|| format!("{}:{number}", path.display()))?;
@@ -397,7 +397,7 @@ mod tests {
                 (&["web"], &[1, 0], &[0, 0]),
             ];
             write(&path, CHAT, compression, &[group]);
-            read(&path)
+            read_conversations(&path)
         };
         let read_rows = rows(&["user", "assistant", "user"]).unwrap();
         let lines = [
@@ -413,12 +413,12 @@ mod tests {
             "{error}"
         );
         write(&path, "message m { optional binary text (UTF8); }", compression, &[]);
-        let error = format!("{:#}", read(&path).unwrap_err());
+        let error = format!("{:#}", read_conversations(&path).unwrap_err());
         assert!(
             error.contains("a.parquet: expected a column messages or conversations, found text"),
             "{error}"
         );
         write(&path, CHAT, compression, &[]);
-        assert!(format!("{:#}", read(&path).unwrap_err()).contains("a.parquet: no rows"));
+        assert!(format!("{:#}", read_conversations(&path).unwrap_err()).contains("a.parquet: no rows"));
     }
 }

@@ -33,7 +33,7 @@ pub mod tokens;
 pub use anchors::{anchor_candidates, anchors};
 pub use batch::{Batch, pack, plan_epoch};
 pub use capture::{CaptureConfig, DEFAULT_SHARD_BYTES, capture, check_layers, estimate_bytes};
-pub use conversation::{Conversation, Finish, Message, read_jsonl};
+pub use conversation::{Conversation, Finish, Message, read_conversations, read_jsonl};
 pub use manifest::Identity;
 pub use rng::Stream;
 pub use source::{Sample, TapSource};

@@ -150,10 +150,10 @@ impl PromptSet {
 /// kind with `domain` (text).
 ///
 /// # Errors
-/// As [`conversation::read`]; when nothing of a row is left to answer, an `id` or `domain` has another type, two ids
+/// As [`conversation::read_conversations`]; when nothing of a row is left to answer, an `id` or `domain` has another type, two ids
 /// are equal, or more samples are asked for than there are rows.
 pub fn load_conversations(path: &Path, selection: &Selection) -> Result<PromptSet> {
-    let rows = conversation::read(path)?;
+    let rows = conversation::read_conversations(path)?;
     let file = SourceFile {
         path: path.display().to_string(),
         sha256: sha256_of_file(path)?,
