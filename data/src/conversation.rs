@@ -1,6 +1,7 @@
-//! Conversations from JSONL: `messages` with role and content, or ShareGPT `conversations` with from and value.
+//! Conversations from JSONL or Parquet: `messages` with role and content, or ShareGPT `conversations` with from and
+//! value.
 //!
-//! A row is one JSON object:
+//! A row is one JSON object, or a row of columns of these names:
 //! ```json
 //! {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}],
 //!  "tools": [...], "enable_thinking": false, "finish_reason": "stop", "source": "anything"}
@@ -10,11 +11,12 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::files::read_text;
+use crate::jsonl::{kind, read_rows};
+use crate::parquet_file::{self, is_parquet};
 
 /// The roles that a message may have.
 pub const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
@@ -33,10 +35,19 @@ impl Message {
     /// When the role is none of [`ROLES`].
     pub fn new(role: &str, content: &str) -> Result<Self> {
         ensure!(ROLES.contains(&role), "role {role:?}: expected one of {ROLES:?}");
+        Ok(Self::of_known_role(role, content))
+    }
+
+    /// What a user says.
+    pub fn user(content: &str) -> Self {
+        Self::of_known_role("user", content)
+    }
+
+    fn of_known_role(role: &str, content: &str) -> Self {
         let mut fields = Map::new();
         fields.insert("role".to_owned(), role.into());
         fields.insert("content".to_owned(), content.into());
-        Ok(Self { fields })
+        Self { fields }
     }
 
     /// One of [`ROLES`].
@@ -96,10 +107,10 @@ impl Conversation {
         }
     }
 
-    /// Reads one row. Errors name the field, what was expected and what came.
+    /// Reads one row. Errors name the field, what was expected and what was found.
     pub fn from_json(row: Value) -> Result<Self> {
         let Value::Object(mut row) = row else {
-            bail!("expected a JSON object, got {}", kind(&row))
+            bail!("expected a JSON object, found {}", kind(&row))
         };
         let messages = match (row.shift_remove("messages"), row.shift_remove("conversations")) {
             (Some(list), None) => messages(list, "messages", "role", "content")?,
@@ -110,16 +121,16 @@ impl Conversation {
         let enable_thinking = match row.shift_remove("enable_thinking") {
             None | Some(Value::Null) => None,
             Some(Value::Bool(on)) => Some(on),
-            Some(other) => bail!("enable_thinking: expected true or false, got {}", kind(&other)),
+            Some(other) => bail!("enable_thinking: expected true or false, found {}", kind(&other)),
         };
         let finish = match row.shift_remove("finish_reason") {
             None | Some(Value::Null) => Finish::Stop,
             Some(Value::String(reason)) => match reason.as_str() {
                 "stop" | "tool_calls" => Finish::Stop,
                 "length" => Finish::Length,
-                other => bail!("finish_reason: expected stop, tool_calls or length, got {other:?}"),
+                other => bail!("finish_reason: expected stop, tool_calls or length, found {other:?}"),
             },
-            Some(other) => bail!("finish_reason: expected a string, got {}", kind(&other)),
+            Some(other) => bail!("finish_reason: expected a string, found {}", kind(&other)),
         };
         Ok(Self {
             messages,
@@ -131,30 +142,51 @@ impl Conversation {
     }
 }
 
-/// Reads all rows of a JSONL file with their 1-based line numbers. Blank lines are skipped.
-pub fn read_jsonl(path: &Path) -> Result<Vec<(usize, Conversation)>> {
-    let text = read_text(path)?;
-    let mut rows = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        // some editors open a file with a byte order mark
-        let line = line.trim_start_matches('\u{feff}').trim();
-        if line.is_empty() {
-            continue;
-        }
-        let number = index + 1;
-        let row = serde_json::from_str(line)
-            .map_err(|error| anyhow!("not JSON: {error}"))
-            .and_then(Conversation::from_json)
-            .with_context(|| format!("{}:{number}", path.display()))?;
-        rows.push((number, row));
+/// Reads all rows of a file with their 1-based numbers: a `.parquet` file, or else JSONL, whose numbers are lines.
+///
+/// In Parquet a null is a field that the row does not have, because a column exists for every row.
+///
+/// # Errors
+/// When the file cannot be read or has no rows, and when a row is no conversation; with file and row.
+pub fn read_conversations(path: &Path) -> Result<Vec<(usize, Conversation)>> {
+    if !is_parquet(path) {
+        return read_jsonl(path);
     }
-    ensure!(!rows.is_empty(), "{}: no rows", path.display());
-    Ok(rows)
+    let table = parquet_file::read(path, None)?;
+    ensure!(
+        table
+            .columns
+            .iter()
+            .any(|name| name == "messages" || name == "conversations"),
+        "{}: expected a column messages or conversations, found {}",
+        path.display(),
+        table.columns.join(", ")
+    );
+    ensure!(!table.rows.is_empty(), "{}: no rows", path.display());
+    let rows = table.rows.into_iter().enumerate().map(|(index, mut row)| {
+        row.retain(|_, value| !value.is_null());
+        let conversation = Conversation::from_json(Value::Object(row))
+            .with_context(|| format!("{}: row {}", path.display(), index + 1))?;
+        Ok((index + 1, conversation))
+    });
+    rows.collect()
+}
+
+/// Reads all rows of a JSONL file with their 1-based line numbers. Blank lines are skipped.
+///
+/// # Errors
+/// As [`read_conversations`].
+pub fn read_jsonl(path: &Path) -> Result<Vec<(usize, Conversation)>> {
+    let rows = read_rows(path)?.into_iter().map(|(number, row)| {
+        let row = Conversation::from_json(row).with_context(|| format!("{}:{number}", path.display()))?;
+        Ok((number, row))
+    });
+    rows.collect()
 }
 
 fn messages(list: Value, list_name: &str, role_name: &str, content_name: &str) -> Result<Vec<Message>> {
     let Value::Array(list) = list else {
-        bail!("{list_name}: expected a list, got {}", kind(&list))
+        bail!("{list_name}: expected a list, found {}", kind(&list))
     };
     ensure!(!list.is_empty(), "{list_name}: expected at least one message");
     list.into_iter()
@@ -165,11 +197,11 @@ fn messages(list: Value, list_name: &str, role_name: &str, content_name: &str) -
 
 fn message(item: Value, role_name: &str, content_name: &str) -> Result<Message> {
     let Value::Object(mut fields) = item else {
-        bail!("expected an object, got {}", kind(&item))
+        bail!("expected an object, found {}", kind(&item))
     };
     let role = match fields.shift_remove(role_name) {
         Some(Value::String(name)) => known_role(&name, role_name)?,
-        Some(other) => bail!("{role_name}: expected a string, got {}", kind(&other)),
+        Some(other) => bail!("{role_name}: expected a string, found {}", kind(&other)),
         None => bail!("{role_name}: missing"),
     };
     let content = match fields.shift_remove(content_name) {
@@ -205,7 +237,7 @@ fn text_content(content: Value) -> Result<Value> {
     let Value::Array(parts) = &content else {
         ensure!(
             content.is_string() || content.is_null(),
-            "expected text, null or a list of parts, got {}",
+            "expected text, null or a list of parts, found {}",
             kind(&content)
         );
         return Ok(content);
@@ -213,7 +245,7 @@ fn text_content(content: Value) -> Result<Value> {
     for (i, part) in parts.iter().enumerate() {
         ensure!(
             part.get("type").and_then(Value::as_str) == Some("text") && part.get("text").is_some_and(Value::is_string),
-            "part {i}: expected {{\"type\": \"text\", \"text\": ...}}, got {part}"
+            "part {i}: expected {{\"type\": \"text\", \"text\": ...}}, found {part}"
         );
     }
     Ok(content)
@@ -225,7 +257,7 @@ fn open_arguments(calls: &mut Value) -> Result<()> {
     let calls = match calls {
         Value::Array(calls) => calls,
         Value::Null => return Ok(()),
-        other => bail!("tool_calls: expected a list, got {}", kind(other)),
+        other => bail!("tool_calls: expected a list, found {}", kind(other)),
     };
     for call in calls {
         let holder = match call.get("function") {
@@ -254,18 +286,7 @@ fn tools(tools: Option<Value>) -> Result<Option<Value>> {
     match list {
         Value::Array(list) if list.is_empty() => Ok(None),
         Value::Array(_) => Ok(Some(list)),
-        other => bail!("tools: expected a list, got {}", kind(&other)),
-    }
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
+        other => bail!("tools: expected a list, found {}", kind(&other)),
     }
 }
 
@@ -307,7 +328,7 @@ mod tests {
             (json!([1]), "expected a JSON object"),
             (json!({"text": "a"}), "neither messages nor conversations"),
             (json!({"messages": []}), "at least one message"),
-            (json!({"messages": "hi"}), "messages: expected a list, got a string"),
+            (json!({"messages": "hi"}), "messages: expected a list, found a string"),
             (json!({"messages": [{"role": "user"}]}), "messages[0]: content: missing"),
             (json!({"messages": [{"content": "x"}]}), "messages[0]: role: missing"),
             (
@@ -360,5 +381,44 @@ mod tests {
         assert!(error.contains("rows.jsonl:2") && error.contains("not JSON"), "{error}");
         std::fs::write(&path, "\n").unwrap();
         assert!(format!("{:#}", read_jsonl(&path).unwrap_err()).contains("no rows"));
+    }
+
+    #[test]
+    fn parquet_rows_are_the_same_conversations_with_the_same_checks() {
+        use crate::parquet_file::tests::{CHAT, Leaf, write};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.parquet");
+        let compression = parquet::basic::Compression::SNAPPY;
+        let rows = |roles: &[&str]| {
+            let group: &[Leaf<'_>] = &[
+                (roles, &[4, 4, 4], &[0, 1, 0]),
+                (&["a", "b", "c"], &[4, 4, 4], &[0, 1, 0]),
+                (&["t"], &[3, 4, 3], &[0, 1, 0]),
+                (&["web"], &[1, 0], &[0, 0]),
+            ];
+            write(&path, CHAT, compression, &[group]);
+            read_conversations(&path)
+        };
+        let read_rows = rows(&["user", "assistant", "user"]).unwrap();
+        let lines = [
+            json!({"messages": [{"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b", "reasoning_content": "t"}], "source": "web"}),
+            json!({"messages": [{"role": "user", "content": "c"}]}),
+        ];
+        let expected = lines.map(|row| Conversation::from_json(row).unwrap());
+        assert_eq!(read_rows, [1, 2].into_iter().zip(expected).collect::<Vec<_>>());
+        let error = format!("{:#}", rows(&["user", "assistant", "bard"]).unwrap_err());
+        assert!(
+            error.contains("a.parquet: row 2: messages[0]: role: unknown role \"bard\""),
+            "{error}"
+        );
+        write(&path, "message m { optional binary text (UTF8); }", compression, &[]);
+        let error = format!("{:#}", read_conversations(&path).unwrap_err());
+        assert!(
+            error.contains("a.parquet: expected a column messages or conversations, found text"),
+            "{error}"
+        );
+        write(&path, CHAT, compression, &[]);
+        assert!(format!("{:#}", read_conversations(&path).unwrap_err()).contains("a.parquet: no rows"));
     }
 }

@@ -1,7 +1,7 @@
 //! Files that appear whole or not at all: written beside, synced, renamed; and hashes of what is read.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -47,6 +47,19 @@ pub(crate) fn read_json(path: &Path) -> Result<serde_json::Value> {
 /// Lower-case hexadecimal SHA-256 of some bytes.
 pub fn sha256_hex(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
+}
+
+/// Lower-case hexadecimal SHA-256 of a file, read once from its first byte to its last.
+pub fn sha256_of_file(path: &Path) -> Result<String> {
+    let cannot = || format!("{}: cannot read", path.display());
+    let mut file = File::open(path).with_context(cannot)?;
+    let (mut hash, mut block) = (Sha256::new(), vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut block).with_context(cannot)? {
+            0 => return Ok(hex(&hash.finalize())),
+            count => hash.update(&block[..count]),
+        }
+    }
 }
 
 /// Lower-case hexadecimal form of some bytes.
@@ -101,6 +114,10 @@ mod tests {
 
     #[test]
     fn sha256_is_the_standard_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, bytes) = (folder.path().join("a"), vec![7; 200_000]);
+        fs::write(&path, &bytes).unwrap();
+        assert_eq!(sha256_of_file(&path).unwrap(), sha256_hex(&bytes));
         assert_eq!(
             sha256_hex(b"abc"),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -1,13 +1,14 @@
 //! From conversations to training batches.
 //!
 //! ```text
-//! conversation   JSONL -> messages
+//! conversation   JSONL or Parquet -> messages
 //! template       messages -> text, by the checkpoint's own chat template
 //! tokens         text -> tokens and loss mask, one example per assistant turn
 //! capture, taps  the target's tap states, stored and read back (or computed on the fly: source)
 //! anchors        which positions begin a block, per epoch
 //! batch          samples and anchors -> blocks over a packed context
 //! ```
+//! [`recipes`] gives prompts to measure with: known benchmarks by name, or conversations.
 //! Everything random is a pure function of (seed, epoch, sample), through [`rng::Stream`].
 
 pub mod anchors;
@@ -15,8 +16,11 @@ pub mod batch;
 pub mod capture;
 pub mod conversation;
 pub mod files;
+mod jsonl;
 mod manifest;
+mod parquet_file;
 mod python;
+pub mod recipes;
 pub mod rng;
 pub mod source;
 pub mod stops;
@@ -29,7 +33,7 @@ pub mod tokens;
 pub use anchors::{anchor_candidates, anchors};
 pub use batch::{Batch, pack, plan_epoch};
 pub use capture::{CaptureConfig, DEFAULT_SHARD_BYTES, capture, check_layers, estimate_bytes};
-pub use conversation::{Conversation, Finish, Message, read_jsonl};
+pub use conversation::{Conversation, Finish, Message, read_conversations, read_jsonl};
 pub use manifest::Identity;
 pub use rng::Stream;
 pub use source::{Sample, TapSource};

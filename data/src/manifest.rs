@@ -148,15 +148,15 @@ impl Manifest {
     fn check(&self) -> Result<()> {
         ensure!(
             self.format == FORMAT,
-            "format: expected {FORMAT:?}, got {:?}",
+            "format: expected {FORMAT:?}, found {:?}",
             self.format
         );
         ensure!(
             self.version == VERSION,
-            "version: expected {VERSION}, got {}",
+            "version: expected {VERSION}, found {}",
             self.version
         );
-        ensure!(self.dtype == DTYPE, "dtype: expected {DTYPE:?}, got {:?}", self.dtype);
+        ensure!(self.dtype == DTYPE, "dtype: expected {DTYPE:?}, found {:?}", self.dtype);
         if self.records.len() > self.total {
             bail!("{} records, more than the total of {}", self.records.len(), self.total)
         }

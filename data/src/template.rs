@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, escape_formatter};
@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use crate::conversation::Message;
 use crate::files::{read_json, read_text, sha256_hex};
+use crate::jsonl::kind;
 use crate::python::{JsonStyle, float_repr, json_dumps, strftime};
 
 /// Name under which the only template is stored; part of every error of the engine.
@@ -44,6 +45,9 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// Loads the template of a checkpoint folder: `chat_template.jinja`, else `chat_template` of
     /// `tokenizer_config.json` (a string, or a list of named ones of which `default` is taken).
+    ///
+    /// # Errors
+    /// When there is none, it is blank or does not compile; with the file.
     pub fn load(folder: &Path) -> Result<Self> {
         let config_path = folder.join("tokenizer_config.json");
         let config = if config_path.exists() {
@@ -58,6 +62,16 @@ impl ChatTemplate {
             let text = template_of_config(&config).with_context(|| config_path.display().to_string())?;
             (text, config_path)
         };
+        ensure!(
+            !text.trim().is_empty(),
+            "{}: chat_template: expected a Jinja template, found {}",
+            origin.display(),
+            if text.is_empty() {
+                "an empty text"
+            } else {
+                "only white space"
+            }
+        );
         let special_tokens = special_tokens(&config);
         Self::new(&text, special_tokens).with_context(|| origin.display().to_string())
     }
@@ -144,7 +158,10 @@ fn template_of_config(config: &Value) -> Result<String> {
             .and_then(|entry| entry.get("template").and_then(Value::as_str))
             .map(str::to_owned)
             .context("chat_template: a list without an entry named \"default\""),
-        Some(_) => bail!("chat_template: expected a string or a list of named templates"),
+        Some(other) => bail!(
+            "chat_template: expected a string or a list of named templates, found {}",
+            kind(other)
+        ),
         None => bail!("no chat_template here, and no chat_template.jinja beside it"),
     }
 }
@@ -217,7 +234,7 @@ fn to_json(value: minijinja::Value, arguments: Kwargs) -> Result<String, Error> 
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
         None => (", ".to_owned(), ": ".to_owned()),
         Some([item, key]) => (item.clone(), key.clone()),
-        Some(other) => return Err(failed(format!("separators: expected two texts, got {}", other.len()))),
+        Some(other) => return Err(failed(format!("separators: expected two texts, found {}", other.len()))),
     };
     let style = JsonStyle {
         indent,

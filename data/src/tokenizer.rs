@@ -57,6 +57,12 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    /// One above the largest id.
+    pub fn id_end(&self) -> usize {
+        let largest = self.inner.get_vocab(true).into_values().max();
+        largest.map_or(0, |id| id as usize + 1)
+    }
+
     /// Whether there is no token at all.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

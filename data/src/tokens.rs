@@ -219,7 +219,7 @@ pub fn prepare(chat: &Chat, rows: &[(usize, Conversation)], config: &PrepareConf
 /// The text that serving would feed for this conversation; its hash tells two renderings apart.
 ///
 /// # Errors
-/// When the conversation already ends with an assistant turn, or the template refuses it.
+/// When the conversation already ends with an assistant turn, or the template refuses it or makes no text of it.
 pub fn prompt_text(template: &ChatTemplate, conversation: &Conversation, thinking: Option<bool>) -> Result<String> {
     match conversation.messages.last().map(Message::role) {
         Some("user" | "tool") => {}
@@ -227,7 +227,12 @@ pub fn prompt_text(template: &ChatTemplate, conversation: &Conversation, thinkin
         None => bail!("a prompt without messages"),
     }
     let thinking = conversation.enable_thinking.or(thinking);
-    template.render(&conversation.messages, true, thinking, conversation.tools.as_ref())
+    let text = template.render(&conversation.messages, true, thinking, conversation.tools.as_ref())?;
+    ensure!(
+        !text.is_empty(),
+        "expected the chat template to make a text of it, found an empty one"
+    );
+    Ok(text)
 }
 
 /// Tokens of [`prompt_text`]. The row's own `enable_thinking` stands above `thinking`.
@@ -274,18 +279,22 @@ fn example_of_turn(
         Err(error) => {
             return Ok(Outcome::Dropped(
                 Dropped::TemplateError,
-                format!("turn {turn}: {error:#}"),
+                format!("messages[{turn}]: {error:#}"),
             ));
         }
     };
     let Some(response) = full.strip_prefix(prompt.as_str()) else {
-        let sample = format!("turn {turn}: {}", divergence(&prompt, &full));
+        let sample = format!("messages[{turn}]: {}", divergence(&prompt, &full));
         return Ok(Outcome::Dropped(Dropped::UnstableBoundary, sample));
     };
     let prompt = chat.tokenizer.encode(&prompt)?;
     let mut response = chat.tokenizer.encode(response)?;
     let Some(stop) = response.iter().position(|token| chat.stops.contains(token)) else {
-        let sample = format!("turn {turn}: none of {:?} in its {} tokens", chat.stops, response.len());
+        let sample = format!(
+            "messages[{turn}]: none of {:?} in its {} tokens",
+            chat.stops,
+            response.len()
+        );
         return Ok(Outcome::Dropped(Dropped::NoStopToken, sample));
     };
     let last_turn = row.messages[turn + 1..]

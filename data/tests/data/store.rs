@@ -254,7 +254,7 @@ fn a_manifest_that_does_not_hold_together_is_refused() {
     let path = folder.path().join("manifest.json");
     let good = fs::read_to_string(&path).unwrap();
     for (from, to, expected) in [
-        ("\"version\": 1", "\"version\": 2", "version: expected 1, got 2"),
+        ("\"version\": 1", "\"version\": 2", "version: expected 1, found 2"),
         ("\"dflash-taps\"", "\"other\"", "format"),
         ("\"bf16\"", "\"f32\"", "dtype"),
         ("\"total\": 5", "\"total\": 4", "more than the total"),

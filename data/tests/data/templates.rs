@@ -78,6 +78,28 @@ fn the_template_comes_from_the_jinja_file_else_from_the_config() {
 }
 
 #[test]
+fn an_empty_template_is_refused_when_it_is_loaded_and_an_empty_prompt_when_it_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = || format!("{:#}", ChatTemplate::load(folder.path()).unwrap_err());
+    fs::write(folder.path().join("tokenizer_config.json"), r#"{"chat_template": ""}"#).unwrap();
+    let expected = "tokenizer_config.json: chat_template: expected a Jinja template, found an empty text";
+    assert!(error().contains(expected), "{}", error());
+    fs::write(folder.path().join("chat_template.jinja"), " \n").unwrap();
+    assert!(
+        error().contains("chat_template.jinja: ") && error().contains("only white space"),
+        "{}",
+        error()
+    );
+
+    let template = ChatTemplate::new("{# nothing #}", BTreeMap::new()).unwrap();
+    let prompt = Conversation::of(vec![Message::user("x")]);
+    let error = dflash_data::prompt_text(&template, &prompt, None)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("found an empty one"), "{error}");
+}
+
+#[test]
 fn the_hash_is_of_the_text_and_dates_are_filled_in() {
     let hash = |text: &str| ChatTemplate::new(text, BTreeMap::new()).unwrap().hash().to_owned();
     assert_ne!(hash("a"), hash("b"));

@@ -174,7 +174,10 @@ fn thoughts_under_a_prompt_without_thinking_are_dropped_not_mislabelled() {
         {"role": "assistant", "content": "b", "reasoning_content": "r"}], "enable_thinking": false});
     let (reason, sample) = dropped(&thinking_chat(), thoughtful, &config());
     assert_eq!(reason, Dropped::UnstableBoundary);
-    assert!(sample.contains("turn 1") && sample.contains("thinking"), "{sample}");
+    assert!(
+        sample.contains("messages[1]") && sample.contains("thinking"),
+        "{sample}"
+    );
 }
 
 #[test]
