@@ -4,9 +4,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use dflash_model::TensorFolder;
-use dflash_model::folder::{list_problems, read_config};
 
+use crate::done::whole_drafter;
 use crate::evaluation;
 use crate::materials::Materials;
 
@@ -33,7 +32,7 @@ pub fn check(materials: &Materials) -> Result<()> {
         folder_to_be("taps.dir", path)?;
     }
     if let Some(folder) = &config.drafter.init_from {
-        warm_start(folder).context("drafter.init_from")?;
+        whole_drafter(folder).context("drafter.init_from")?;
     }
     if let Some(path) = &evaluate.prompts {
         let prompts = evaluation::prompts(materials, path)?;
@@ -75,13 +74,6 @@ fn folder_to_be(key: &str, path: &Path) -> Result<()> {
         ),
         _ => Ok(()),
     }
-}
-
-/// Names, shapes and types of the warm-start folder, without its weights.
-fn warm_start(folder: &Path) -> Result<()> {
-    let problems = list_problems(&read_config(folder)?, &TensorFolder::open(folder)?);
-    ensure!(problems.is_empty(), "{}: {}", folder.display(), problems.join("; "));
-    Ok(())
 }
 
 #[cfg(test)]

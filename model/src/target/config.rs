@@ -57,6 +57,12 @@ pub struct LinearConfig {
     pub gate: GateActivation,
 }
 
+/// The largest size that any field may hold: products of two, and sums of those, stay inside 64 bits.
+const LARGEST_SIZE: u64 = 1 << 24;
+
+/// The most layers that a target may have.
+const MOST_LAYERS: usize = 1 << 12;
+
 impl LinearConfig {
     /// Channels that the convolution runs over: queries, keys, values.
     pub fn conv_channels(&self) -> usize {
@@ -114,6 +120,9 @@ impl TargetConfig {
         refuse_unsupported(top, &fields)?;
 
         let num_layers = fields.size("num_hidden_layers")?;
+        if num_layers > MOST_LAYERS {
+            bail!("num_hidden_layers: expected at most {MOST_LAYERS}, came {num_layers}")
+        }
         let hidden_size = fields.size("hidden_size")?;
         let (num_heads, num_kv_heads) = (fields.size("num_attention_heads")?, fields.size("num_key_value_heads")?);
         if !num_heads.is_multiple_of(num_kv_heads) {
@@ -324,8 +333,8 @@ impl<'a> Fields<'a> {
         match self.get(key) {
             None => bail!("{key} is missing"),
             Some(value) => match value.as_u64() {
-                Some(size) if size > 0 => Ok(size as usize),
-                _ => bail!("{key}: expected a positive whole number, came {value}"),
+                Some(size) if (1..=LARGEST_SIZE).contains(&size) => Ok(size as usize),
+                _ => bail!("{key}: expected a whole number from 1 to {LARGEST_SIZE}, came {value}"),
             },
         }
     }

@@ -11,6 +11,7 @@ fn refused(config: &Value, words: &[&str]) {
         Ok(config) => panic!("read although it should not be ({words:?}): {config:?}"),
         Err(error) => error.to_string(),
     };
+    assert!(!message.contains("Some(") && !message.contains("None"), "{message}");
     for word in ["some/config.json"].iter().chain(words) {
         assert!(message.contains(word), "{word:?} is not in: {message}");
     }

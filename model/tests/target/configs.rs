@@ -128,7 +128,26 @@ fn what_is_not_supported_is_refused_by_name() {
             serde_json::json!({ "linear_num_value_heads": 24 }),
             "24 is not a multiple of linear_num_key_heads 16",
         ),
-        (serde_json::json!({ "hidden_act": "gelu" }), "hidden_act: expected silu"),
+        (
+            serde_json::json!({ "hidden_act": "gelu" }),
+            "hidden_act: expected silu, came \"gelu\"",
+        ),
+        (
+            serde_json::json!({ "num_hidden_layers": 1_000_000_000_000_000_u64, "layer_types": null }),
+            "num_hidden_layers: expected a whole number from 1 to 16777216",
+        ),
+        (
+            serde_json::json!({ "num_hidden_layers": 5000, "layer_types": null }),
+            "num_hidden_layers: expected at most 4096, came 5000",
+        ),
+        (
+            serde_json::json!({ "head_dim": u64::MAX }),
+            "head_dim: expected a whole number from 1 to 16777216",
+        ),
+        (
+            serde_json::json!({ "hidden_act": null }),
+            "hidden_act: expected silu, came nothing",
+        ),
         (serde_json::json!({ "attention_bias": true }), "attention_bias"),
         (serde_json::json!({ "attn_output_gate": false }), "attn_output_gate"),
         (
@@ -175,6 +194,7 @@ fn what_is_not_supported_is_refused_by_name() {
     ] {
         let text = with(&changes).expect_err("refused").to_string();
         assert!(text.contains(part), "{changes}: {part} not in {text}");
+        assert!(!text.contains("Some(") && !text.contains("None"), "{text}");
     }
 }
 
