@@ -136,3 +136,24 @@ fn go_on(stop: &StopFlag) -> candle_core::Result<()> {
         Some(_) => candle_core::bail!("interrupted by a signal"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflash_eval::scripted_target::ScriptedTarget;
+
+    #[test]
+    fn a_raised_flag_stops_the_next_pass_of_any_kind_and_no_earlier_one() {
+        let stop = StopFlag::default();
+        let target = Interruptible::new(Arc::new(ScriptedTarget::new(1, 50, 40).unwrap()), stop.clone());
+        let mut session = target.session(&[]).unwrap();
+        session.forward(&[1, 2], LogitRows::Last).unwrap();
+        drop(session.verify(&[3]).unwrap());
+        stop.raise(SIGTERM);
+        assert_eq!(stop.exit_code(), Some(143));
+        assert!(session.forward(&[3], LogitRows::Last).is_err());
+        assert!(session.verify(&[3]).is_err());
+        assert_eq!(session.len(), 2);
+        assert!(target.taps(&[1, 2], &[0]).is_err());
+    }
+}
