@@ -43,10 +43,15 @@ pub fn exit_code(outcome: Result<bool, Failure>) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Writes to standard output; a closed pipe is an error, not a panic.
+/// Writes to standard output. A reader that has seen enough (`| head`) is no error, so the exit code stays that of the
+/// work.
 pub fn print(text: &str) -> Result<()> {
     use std::io::Write;
-    std::io::stdout().write_all(text.as_bytes()).context("standard output")
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome.context("standard output"),
+    }
 }
 
 /// Most threads that may be asked for: more than any machine has, fewer than would exhaust it.

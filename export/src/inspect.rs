@@ -33,6 +33,8 @@ pub struct Inspection {
     pub target: Option<String>,
     /// Everything that is wrong; empty for a folder that can be used.
     pub problems: Vec<String>,
+    /// What the configuration leaves to the guess of an engine.
+    pub warnings: Vec<String>,
 }
 
 /// One layer's rule.
@@ -111,6 +113,7 @@ pub fn inspect(folder: &Path, target: Option<&Path>) -> Result<Inspection> {
             .sum(),
         target: target.map(|target| target.display().to_string()),
         problems,
+        warnings: remarks(folder),
     })
 }
 
@@ -143,6 +146,9 @@ impl Inspection {
         }
         for problem in &self.problems {
             let _ = writeln!(text, "problem     {problem}");
+        }
+        for warning in &self.warnings {
+            let _ = writeln!(text, "warning     {warning}");
         }
         let verdict = if self.passed() { "a whole drafter" } else { "not usable" };
         let _ = writeln!(text, "verdict     {verdict}");
@@ -182,6 +188,14 @@ impl Inspection {
 }
 
 /// The value, or its error among the problems.
+/// Remarks on a configuration that can be read; one that cannot is a problem and has none.
+fn remarks(folder: &Path) -> Vec<String> {
+    let value = std::fs::read(folder.join("config.json"))
+        .ok()
+        .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
+    value.as_ref().map(DrafterConfig::remarks).unwrap_or_default()
+}
+
 fn kept<T>(outcome: candle_core::Result<T>, problems: &mut Vec<String>) -> Option<T> {
     outcome.map_err(|error| problems.push(error.to_string())).ok()
 }

@@ -448,3 +448,47 @@ fn a_copy_that_drafts_differently_or_not_at_all_fails() {
         ..same
     }));
 }
+
+#[test]
+fn what_engines_would_have_to_guess_is_a_warning_and_no_failure() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("drafter");
+    publish(&dir, &config());
+    edit_config(&dir, |config| {
+        let config = config.as_object_mut().unwrap();
+        config.shift_remove("model_type");
+        config.insert("tie_word_embeddings".to_owned(), json!(true));
+    });
+    let output = program(&["inspect", dir.to_str().unwrap()]);
+    assert_eq!(code(&output), 0, "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    for part in [
+        "warning     model_type: missing",
+        "warning     tie_word_embeddings: true",
+    ] {
+        assert!(table.contains(part), "{part} is not in:\n{table}");
+    }
+}
+
+/// `| head` closes the pipe when it has seen enough.
+#[test]
+fn a_reader_that_goes_away_does_not_change_the_exit_code() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("drafter");
+    publish(&dir, &config());
+    for (broken, expected) in [(false, 0), (true, 1)] {
+        if broken {
+            fs::remove_file(dir.join("model.safetensors")).unwrap();
+        }
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_dflash-export"))
+            .args(["inspect", dir.to_str().unwrap()])
+            .stdout(writer)
+            .stderr(std::process::Stdio::piped())
+            .output()
+            .unwrap();
+        assert_eq!(code(&output), expected);
+        assert_eq!(text(&output.stderr), "");
+    }
+}

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::RunConfig;
 use crate::config_file;
 use crate::durable;
-use crate::optim::AdamW;
+use crate::optim::{self, AdamW};
 
 /// Version of `progress.json`.
 const FORMAT: u32 = 1;
@@ -189,13 +189,14 @@ pub fn read_state(
         };
         ensure!(
             tensor.shape() == var.shape() && tensor.dtype() == var.dtype(),
-            "{}: tensor {name}: expected {:?} {:?}, got {:?} {:?}",
+            "{}: tensor {name}: expected {} {:?}, got {} {:?}",
             path.display(),
-            var.dtype(),
-            var.shape(),
-            tensor.dtype(),
-            tensor.shape()
+            var.dtype().as_str(),
+            var.dims(),
+            tensor.dtype().as_str(),
+            tensor.dims()
         );
+        optim::check_finite(&tensor).with_context(|| format!("{}: tensor {name}", path.display()))?;
         var.set(&tensor.to_device(var.device())?)?;
     }
     if let Some(name) = saved.keys().min() {
@@ -254,6 +255,12 @@ pub fn supersede_after(run_dir: &Path, step: u64) -> Result<Vec<PathBuf>> {
         moved.push(to);
     }
     Ok(moved)
+}
+
+/// The checkpoint that a finished run publishes: the best one where it is kept, else the last.
+pub fn chosen(config: &RunConfig, progress: &Progress, last: PathBuf) -> PathBuf {
+    let best = progress.best.filter(|_| config.checkpoint.keep_best);
+    best.map_or(last, |best| step_folder(&config.run_dir, best.step))
 }
 
 /// Copies the published files of a checkpoint, without its state, to `run_dir/final`.

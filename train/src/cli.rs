@@ -11,7 +11,7 @@ use clap::{Parser, ValueEnum};
 /// Runs what is missing of: prepare (the target answers the prompts), capture (its hidden states go to disk), train,
 /// evaluate (held-out prompts are decoded). Relative paths resolve against the current directory.
 ///
-/// Exit codes: 0 done, 1 failed, 2 bad usage or input, 130 and 143 stopped by SIGINT and SIGTERM after saving.
+/// Exit codes: 0 done, 1 failed, 2 bad usage or input, 130 and 143 stopped by SIGINT and SIGTERM; run it again to go on.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "dflash-train", version)]
 pub struct Args {

@@ -3,7 +3,7 @@
 //! Unknown keys are errors, in files and in `--set`. A key that is absent takes the default written here; an
 //! `Option` has none of its own and is filled by [`crate::resolve`] from the target, the warm-start folder or
 //! another key. Relative paths resolve against the current directory (the repository root under `cargo run`).
-//! "Step" always means one optimizer update.
+//! "Step" always means one optimizer update. The range of every number stands in [`crate::limits`].
 
 use std::path::PathBuf;
 
@@ -24,9 +24,8 @@ pub struct RunConfig {
     pub target: TargetSection,
     /// Prompts, conversations and how they become examples.
     pub data: DataSection,
-    /// How the target writes responses to the prompts.
-    #[serde(default)]
-    pub generate: GenerateSection,
+    /// How the target writes responses to the prompts; absent: with the defaults, but only into `run_dir`.
+    pub generate: Option<GenerateSection>,
     /// The target states that the drafter reads.
     #[serde(default)]
     pub taps: TapsSection,
@@ -78,7 +77,9 @@ pub enum Precision {
 pub struct DataSection {
     /// JSONL of prompts that the target answers in the prepare stage; needed while `conversations` does not exist.
     pub prompts: Option<PathBuf>,
-    /// JSONL of conversations to train on; absent: `run_dir/responses.jsonl`. Made from `prompts` when the file is missing.
+    /// JSONL of conversations to train on; absent: `run_dir/responses.jsonl`, made from `prompts`. A file named here that
+    /// does not exist is made from `prompts` only if the run file has a section `[generate]`: a mistyped name must not
+    /// cost a generation.
     pub conversations: Option<PathBuf>,
     /// JSONL of held-out conversations; absent: `val_fraction` of `conversations` is held out.
     pub validation: Option<PathBuf>,
@@ -108,7 +109,7 @@ pub enum TooLong {
 }
 
 /// How responses are generated.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerateSection {
     /// Longest response, in tokens.
@@ -152,7 +153,7 @@ pub struct DrafterSection {
     pub init_from: Option<PathBuf>,
     /// `dflash2` or `dflash`; default `dflash2`.
     pub algorithm: Option<Algorithm>,
-    /// Decoder layers; default 5.
+    /// Decoder layers, at most 64; default 5.
     pub layers: Option<usize>,
     /// Query heads; default 32.
     pub heads: Option<usize>,
@@ -214,7 +215,7 @@ pub struct TrainSection {
     pub epochs: Option<u64>,
     /// Fewest samples of one step, which is made of whole packs; absent: one pack a step.
     pub accumulate_samples: Option<usize>,
-    /// Largest packed pass, in context tokens; a longer sample passes alone.
+    /// Largest packed pass, in context tokens, at least 64; a longer sample passes alone.
     pub pack_tokens: usize,
     /// Blocks drawn a document and epoch, at most.
     pub anchors: usize,
@@ -289,6 +290,13 @@ pub struct EvaluateSection {
     pub max_new: usize,
     /// Prompts used, at most; absent: all.
     pub limit: Option<usize>,
+}
+
+impl RunConfig {
+    /// How responses are generated, written or not.
+    pub fn generation(&self) -> GenerateSection {
+        self.generate.unwrap_or_default()
+    }
 }
 
 impl Default for GenerateSection {

@@ -1,32 +1,28 @@
 //! Files and folders that appear whole or not at all.
 //!
-//! Everything is written beside its place under a dotted name, flushed to the disk, and renamed. A folder that is
-//! to vanish is renamed to a dotted name first, so that a half-deleted one is never mistaken for a whole one.
+//! Everything is written beside its place under another name, flushed to the disk, and renamed: files by
+//! [`dflash_data::files`], folders here. A folder that is to vanish is renamed to a dotted name first, so that a half-deleted one is never mistaken for a whole one.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// Writes a file whole: beside it first, then renamed over it.
-pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let partial = dotted(path, "partial")?;
-    fs::write(&partial, bytes).with_context(|| format!("writing {}", partial.display()))?;
-    flush(&partial)?;
-    fs::rename(&partial, path).with_context(|| format!("renaming to {}", path.display()))?;
-    flush_parent(path);
-    Ok(())
-}
+pub use dflash_data::files::write_whole as replace_file;
 
-/// Makes a folder whole: `fill` writes into an empty one beside it, which then takes its place.
+/// Makes a folder whole: `fill` writes into an empty one beside it, which then takes its place. A failure leaves
+/// nothing.
 pub fn replace_folder(path: &Path, fill: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
     let partial = dotted(path, "partial")?;
     if partial.exists() {
         fs::remove_dir_all(&partial).with_context(|| format!("removing {}", partial.display()))?;
     }
     fs::create_dir_all(&partial).with_context(|| format!("making {}", partial.display()))?;
-    fill(&partial)?;
-    flush_tree(&partial)?;
+    if let Err(error) = fill(&partial).and_then(|()| flush_tree(&partial)) {
+        // a full disk above all is not to stay full; the first error is the one to report
+        let _ = fs::remove_dir_all(&partial);
+        return Err(error);
+    }
     remove_folder(path)?;
     fs::rename(&partial, path).with_context(|| format!("renaming to {}", path.display()))?;
     flush_parent(path);
@@ -52,7 +48,8 @@ pub fn sweep(folder: &Path) -> Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if !name.starts_with('.') || !(name.ends_with(".partial") || name.ends_with(".removed")) {
+        let ours = name.starts_with('.') && (name.ends_with(".partial") || name.ends_with(".removed"));
+        if !ours && !name.ends_with(".unfinished") {
             continue;
         }
         let path = entry.path();

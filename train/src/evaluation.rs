@@ -2,33 +2,40 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use dflash_data::conversation::read_jsonl;
+use dflash_data::files::sha256_hex;
+use dflash_data::target_hash;
 use dflash_data::tokens::prompt_tokens;
 use dflash_eval::evaluate::{Options, evaluate};
 use dflash_eval::report::{Setting, write_json};
 use dflash_eval::{Report, table};
-use dflash_model::{BoundDrafter, Drafter, Drafting};
+use dflash_model::{BoundDrafter, Drafter};
 use rayon::prelude::*;
 
 use crate::config::Precision;
+use crate::done::evaluation_path;
+use crate::failure::{Blame, Failure};
 use crate::materials::Materials;
 use crate::progress::{Display, Stage};
 use crate::publish::Publisher;
 
 /// Measures `run_dir/final`, writes `evaluation.json` and the card's table, and returns the table as text.
-pub fn evaluate_final(materials: &Materials, display: Display) -> Result<String> {
+///
+/// Nothing is written before the last prompt is decoded, so a signal ends it at once and a later run starts it again.
+pub fn evaluate_final(materials: &Materials, display: Display) -> Result<String, Failure> {
     let config = materials.config();
-    let Some(prompts_path) = &config.evaluate.prompts else {
-        bail!("evaluate.prompts: expected a JSONL of held-out prompts, got nothing")
-    };
+    let missing = || anyhow!("evaluate.prompts: expected a JSONL of held-out prompts, got nothing");
+    let prompts_path = config.evaluate.prompts.as_ref().ok_or_else(missing).input()?;
     let folder = config.run_dir.join("final");
-    let drafter = Drafter::load(&folder, &materials.device).with_context(|| folder.display().to_string())?;
-    let bound = BoundDrafter::new(drafter, materials.target.head())?;
-    let prompts = prompts(materials, prompts_path)?;
+    let load = || Drafter::load(&folder, &materials.device).with_context(|| folder.display().to_string());
+    let bound = load()
+        .and_then(|drafter| Ok(BoundDrafter::new(drafter, materials.target.head())?))
+        .input()?;
+    let prompts = prompts(materials, prompts_path).input()?;
     let mut options = Options::new(config.evaluate.max_new, materials.chat.stops.clone());
     options.seed = config.seed;
-    options.setting = setting(materials, &bound, prompts_path, &folder);
+    options.setting = setting(materials, prompts_path).input()?;
 
     let mut stage = Stage::start(display, "evaluate", 0, prompts.len() as u64);
     let report: Report = evaluate(materials.target.as_ref(), &bound, &prompts, &options, &mut |progress| {
@@ -37,14 +44,19 @@ pub fn evaluate_final(materials: &Materials, display: Display) -> Result<String>
             None => "prompts".to_owned(),
         });
         Ok(())
-    })?;
+    })
+    .work()?;
     drop(stage);
-    write_json(&config.run_dir.join("evaluation.json"), &report)?;
-    Publisher::new(materials)?.write_acceptance(&folder, config, &report)?;
+    // the report last: it stands for both
+    Publisher::new(materials)
+        .and_then(|publisher| publisher.write_acceptance(&folder, config, &report))
+        .work()?;
+    write_json(&evaluation_path(materials), &report).work()?;
     Ok(table::acceptance(&report))
 }
 
-fn prompts(materials: &Materials, path: &Path) -> Result<Vec<Vec<u32>>> {
+/// Rendered and tokenised prompts of the evaluation, at most `evaluate.limit`.
+pub fn prompts(materials: &Materials, path: &Path) -> Result<Vec<Vec<u32>>> {
     let config = materials.config();
     let rows = read_jsonl(path).context("evaluate.prompts")?;
     let limit = config.evaluate.limit.unwrap_or(rows.len());
@@ -57,9 +69,16 @@ fn prompts(materials: &Materials, path: &Path) -> Result<Vec<Vec<u32>>> {
         .collect()
 }
 
-fn setting(materials: &Materials, drafter: &BoundDrafter, prompts: &Path, folder: &Path) -> Setting {
+/// Under which circumstances `run_dir/final` is measured.
+pub fn setting(materials: &Materials, prompts: &Path) -> Result<Setting> {
     let config = materials.config();
-    Setting {
+    let folder = config.run_dir.join("final");
+    let drafter = &materials.resolved.drafter;
+    let bytes = std::fs::read(prompts).with_context(|| format!("evaluate.prompts: {}", prompts.display()))?;
+    Ok(Setting {
+        target_hash: target_hash(&config.target.path)?,
+        drafter_hash: target_hash(&folder)?,
+        prompts_sha256: sha256_hex(&bytes),
         target: config.target.path.display().to_string(),
         drafter: folder.display().to_string(),
         dtype: match config.target.dtype {
@@ -69,16 +88,17 @@ fn setting(materials: &Materials, drafter: &BoundDrafter, prompts: &Path, folder
         .to_owned(),
         device: config.target.device.clone(),
         threads: rayon::current_num_threads(),
-        block_size: drafter.block_size(),
-        block_size_used: drafter.block_size(),
-        mask_token_id: materials.resolved.drafter.mask_token_id,
+        block_size: drafter.block_size,
+        block_size_used: drafter.block_size,
+        mask_token_id: drafter.mask_token_id,
         taps: materials.layers().to_vec(),
         prompts_file: prompts.display().to_string(),
         thinking: if config.data.thinking { "on" } else { "off" }.to_owned(),
         template_sha256: materials.chat.template.hash().to_owned(),
         max_new: config.evaluate.max_new,
         stop_ids: materials.chat.stops.clone(),
+        width_policy: "fixed".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         ..Setting::default()
-    }
+    })
 }

@@ -19,6 +19,7 @@ use crate::loss::StepSums;
 use crate::metrics::{StepLines, StepRecord, StepSetting, Validation};
 use crate::optim::AdamW;
 use crate::progress::{Display, Stage};
+use crate::room;
 use crate::schedule;
 use crate::signals::StopFlag;
 use crate::step::Gradients;
@@ -45,6 +46,8 @@ pub struct Job<'j, B> {
     pub validate: &'j dyn Fn(u64) -> Result<Option<Validation>>,
     /// Writes the published drafter folder of the present parameters.
     pub publish: &'j dyn Fn(&Path) -> Result<()>,
+    /// Bytes that a checkpoint takes on disk.
+    pub checkpoint_bytes: u64,
 }
 
 /// How the loop ended.
@@ -64,6 +67,7 @@ pub fn fit<B: Send>(
     display: Display,
     stop: &StopFlag,
 ) -> Result<Ending> {
+    let _saves_first = stop.defer();
     let run_dir = &job.config.run_dir;
     durable::sweep(run_dir)?;
     let metrics = StepLines::open(&run_dir.join("metrics.jsonl"), progress.step)?;
@@ -116,7 +120,12 @@ fn train<B>(run: &mut Run<'_, '_, B>, batches: &mpsc::Receiver<Result<Placed<B>>
         if let Some(code) = stop.exit_code() {
             return Ok(Ending::Stopped(code, run.save()?));
         }
-        let placed = batches.recv().context("the thread that assembles batches ended")??;
+        let placed = match batches.recv().context("the thread that assembles batches ended")? {
+            Ok(placed) => placed,
+            // a batch of online taps was given up because of a signal: the next look at the flag saves and leaves
+            Err(_) if stop.exit_code().is_some() => continue,
+            Err(error) => return Err(error),
+        };
         let started = Instant::now();
 
         // ---- one training step ---------------------------------------------------------------------------------
@@ -212,6 +221,8 @@ impl<B> Run<'_, '_, B> {
             return Ok(folder.clone());
         }
         let (run_dir, checkpoints) = (&self.job.config.run_dir, &self.job.config.checkpoint);
+        let what = format!("checkpoint of step {}", self.progress.step);
+        room::check_disk(&what, run_dir, self.job.checkpoint_bytes)?;
         let folder = checkpoint::write(
             run_dir,
             &self.progress,

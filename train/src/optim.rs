@@ -70,8 +70,8 @@ impl AdamW {
         for (name, var) in vars {
             ensure!(
                 var.dtype() == candle_core::DType::F32,
-                "parameter {name}: expected an f32 master, got {:?}",
-                var.dtype()
+                "parameter {name}: expected an f32 master, got {}",
+                var.dtype().as_str()
             );
             moments.insert(name.clone(), Moments::zeros(var)?);
         }
@@ -128,9 +128,11 @@ impl AdamW {
         for (name, moments) in &mut self.moments {
             let mut take = |suffix: &str| {
                 let key = format!("{name}.{suffix}");
-                tensors
+                let tensor = tensors
                     .remove(&key)
-                    .with_context(|| format!("{}: tensor {key} is missing", path.display()))
+                    .with_context(|| format!("{}: tensor {key} is missing", path.display()))?;
+                check_finite(&tensor).with_context(|| format!("{}: tensor {key}", path.display()))?;
+                Ok::<_, anyhow::Error>(tensor)
             };
             let (first, second) = (take("exp_avg")?, take("exp_avg_sq")?);
             moments
@@ -155,8 +157,8 @@ impl AdamW {
             ensure!(
                 grad.shape() == var.shape(),
                 "gradient of {name}: expected shape {:?}, got {:?}",
-                var.shape(),
-                grad.shape()
+                var.dims(),
+                grad.dims()
             );
         }
         if let Some(name) = grads.keys().find(|name| !self.moments.contains_key(*name)) {
@@ -200,6 +202,24 @@ fn sum_of_squares(tensor: &Tensor) -> Result<f64> {
         .map(|chunk| chunk.iter().map(|&value| f64::from(value) * f64::from(value)).sum())
         .collect();
     Ok(partial.iter().sum())
+}
+
+/// Refuses a CPU tensor that holds NaN or an infinity, at the first of them.
+pub fn check_finite(tensor: &Tensor) -> Result<()> {
+    if tensor.dtype() != candle_core::DType::F32 {
+        // whoever reads it refuses the type
+        return Ok(());
+    }
+    let tensor = tensor.contiguous()?;
+    let (storage, layout) = tensor.storage_and_layout();
+    let candle_core::Storage::Cpu(storage) = &*storage else {
+        bail!("expected CPU storage")
+    };
+    let values = f32_values(storage, layout)?;
+    let Some(at) = values.par_iter().position_first(|value| !value.is_finite()) else {
+        return Ok(());
+    };
+    bail!("value {at} is {}, expected finite numbers", values[at])
 }
 
 /// Whether weight decay applies to a parameter.

@@ -17,27 +17,36 @@ use rayon::prelude::*;
 use crate::config::TapMode;
 use crate::durable::replace_folder;
 use crate::examples::{self, Examples};
+use crate::failure::{Blame, Failure};
 use crate::materials::Materials;
 use crate::progress::{Display, bytes, duration};
 use crate::publish::Publisher;
+use crate::room::{self, Sizes};
 use crate::source::Order;
 use crate::training::parameters;
 
 /// Prints the plan and writes `run_dir/initialised`.
-pub fn dry_run(materials: &Materials, display: Display) -> Result<String> {
+///
+/// # Errors
+/// When a file that the run names cannot be read, or the drafter fits neither memory nor disk: before it is made.
+pub fn dry_run(materials: &Materials, display: Display) -> Result<String, Failure> {
     let config = materials.config();
+    let sizes = Sizes::of(&materials.resolved);
+    let folder = config.run_dir.join("initialised");
+    if materials.device.is_cpu() {
+        room::check_memory("the drafter to initialise", sizes.initialising()).work()?;
+    }
+    room::check_disk("the drafter to initialise", &folder, sizes.weights()).work()?;
     let (examples, exact) = if materials.conversations().exists() {
-        (examples::load(materials, display)?, true)
+        (examples::load(materials, display).input()?, true)
     } else {
-        (longest_answers(materials)?, false)
+        (longest_answers(materials).input()?, false)
     };
     let params = parameters(materials)?;
-    let publisher = Publisher::new(materials)?;
-    let folder = config.run_dir.join("initialised");
-    replace_folder(&folder, &|partial| publisher.write(partial, &params))?;
+    let publisher = Publisher::new(materials).work()?;
+    replace_folder(&folder, &|partial| publisher.write(partial, &params)).work()?;
 
-    let trained: u64 = params.vars().values().map(|var| var.elem_count() as u64).sum();
-    let mut text = plan(materials, &examples, trained)?;
+    let mut text = plan(materials, &examples, sizes).work()?;
     let source = if exact {
         "exact"
     } else {
@@ -48,7 +57,7 @@ pub fn dry_run(materials: &Materials, display: Display) -> Result<String> {
     Ok(text)
 }
 
-fn plan(materials: &Materials, examples: &Examples, trained: u64) -> Result<String> {
+fn plan(materials: &Materials, examples: &Examples, sizes: Sizes) -> Result<String> {
     let config = materials.config();
     let (drafter, info) = (&materials.resolved.drafter, materials.target.info());
     let tokens: usize = examples.all.iter().map(|example| example.tokens.len()).sum();
@@ -68,21 +77,21 @@ fn plan(materials: &Materials, examples: &Examples, trained: u64) -> Result<Stri
     let context: usize = examples.train.iter().map(|&index| lengths[index]).sum();
     let (blocks, context) = (blocks / steps_an_epoch, context / steps_an_epoch);
 
-    let published = drafter.parameter_count();
+    let Sizes { trained, published } = sizes;
     let taps = match config.taps.mode {
         TapMode::Stored => estimate_bytes(tokens, drafter.target_layer_ids.len(), info.hidden_size),
         TapMode::Online => 0,
     };
     let checkpoints = config.checkpoint.keep_last as u64 + u64::from(config.checkpoint.keep_best);
-    // a checkpoint: BF16 weights, f32 masters and two f32 moments; `final` has weights alone
-    let saved = checkpoints * (2 * published + 12 * trained) + 2 * published;
-    let head = (info.vocab_size * info.hidden_size) as u64 * if info.tied { 4 } else { 8 };
+    // `final` has weights alone
+    let saved = checkpoints.saturating_mul(sizes.checkpoint()) + sizes.weights();
+    let head = room::head_bytes(drafter, info.tied);
     let rows = (blocks * drafter.block_size) as u64;
     let wide = drafter.num_heads * drafter.head_dim;
     // f32 values that one row of one layer keeps for the backward pass, roughly
     let kept = (8 * info.hidden_size + 4 * drafter.intermediate_size + 4 * wide) as u64;
     let activations = 4 * kept * rows * drafter.layers.len() as u64;
-    let memory = 16 * trained + head + activations;
+    let memory = sizes.training() + head + activations;
 
     let backbone = (drafter.layers.len()
         * (3 * info.hidden_size * drafter.intermediate_size
@@ -142,7 +151,7 @@ fn longest_answers(materials: &Materials) -> Result<Examples> {
             let prompt = prompt_tokens(&materials.chat, row, Some(config.data.thinking))
                 .with_context(|| format!("{}:{line}", path.display()))?;
             let room = config.data.max_length.saturating_sub(prompt.len());
-            let answer = vec![0; config.generate.max_new.min(room)];
+            let answer = vec![0; config.generation().max_new.min(room)];
             Ok(Example::of_response(&prompt, &answer, *line))
         })
         .collect::<Result<_>>()?;

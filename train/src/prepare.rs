@@ -8,6 +8,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use dflash_data::conversation::{Conversation, read_jsonl};
@@ -20,88 +21,178 @@ use dflash_model::{LogitRows, Target};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
+use crate::failure::{Blame, Failure};
 use crate::materials::Materials;
 use crate::progress::{Display, Stage};
-use crate::signals::StopFlag;
+use crate::signals::{Interruptible, StopFlag};
 
 /// Keeps the sampling stream apart from all other streams of the same seed.
 const GENERATE_STREAM: u64 = 0x6765_6E65_7261;
 /// Prompts a thread answers between two writes.
 const PROMPTS_A_THREAD: usize = 8;
 
-/// Writes the conversations if they are not there yet. Holds an exit code when a signal came first.
-pub fn prepare(materials: &Materials, display: Display, stop: &StopFlag) -> Result<Option<i32>> {
+/// Writes the conversations if they are not there yet. A signal ends it at the next token; whole answers are kept.
+///
+/// # Errors
+/// When the prompts cannot be read, what is there was made with other settings, or the target fails.
+pub fn prepare(materials: &Materials, display: Display, stop: &StopFlag) -> Result<(), Failure> {
     let config = materials.config();
     let path = materials.conversations();
+    let settings = settings(materials).input()?;
     if path.exists() {
-        return Ok(None);
+        // a named file may hold anybody's answers; the run's own must be those that it would write
+        return match config.data.conversations {
+            Some(_) => Ok(()),
+            None => check_answers(&path, &settings).input(),
+        };
     }
     let prompts_path = config.data.prompts.as_ref().with_context(|| {
         format!(
             "{} is missing, and data.prompts names no prompts to make it from",
             path.display()
         )
-    })?;
-    let prompts = read_jsonl(prompts_path)?;
-    let settings = settings(materials)?;
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("making {}", parent.display()))?;
-    }
+    });
+    let prompts_path = prompts_path.input()?;
+    let prompts = read_jsonl(prompts_path).input()?;
     let part = part_path(&path);
-    let mut next = continue_part(&part, &settings)?;
-    let mut file = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(&part)
-        .with_context(|| part.display().to_string())?;
+    let (mut next, file) = open_part(&part, &settings).input()?;
+    display.note(&format!(
+        "prepare: {} does not exist: answering {} prompts of {} first",
+        path.display(),
+        prompts.len() - next.min(prompts.len()),
+        prompts_path.display()
+    ));
     let mut stage = Stage::start(display, "prepare", next as u64, prompts.len() as u64);
-    let (mut too_long, mut inexact) = (0, 0);
-    while next < prompts.len() {
-        if let Some(code) = stop.exit_code() {
-            return Ok(Some(code));
-        }
-        let end = prompts
-            .len()
-            .min(next + PROMPTS_A_THREAD * rayon::current_num_threads());
-        let rows: Vec<Option<Value>> = prompts[next..end]
-            .par_iter()
-            .enumerate()
-            .map(|(offset, (line, prompt))| {
-                answer(materials, prompt, next + offset, &settings)
-                    .with_context(|| format!("{}:{line}", prompts_path.display()))
-            })
-            .collect::<Result<_>>()?;
-        too_long += rows.iter().filter(|row| row.is_none()).count();
-        inexact += rows
-            .iter()
-            .flatten()
-            .filter(|row| row["generated"]["exact"] == false)
-            .count();
-        let text: String = rows.into_iter().flatten().map(|row| row.to_string() + "\n").collect();
-        file.write_all(text.as_bytes())
-            .with_context(|| part.display().to_string())?;
-        next = end;
-        stage.set(next as u64, || "prompts answered".to_owned());
+    let rest = Rest {
+        materials,
+        target: Interruptible::new(Arc::clone(&materials.target), stop.clone()),
+        prompts: &prompts,
+        settings: &settings,
+        stop,
+    };
+    let _saves_first = stop.defer();
+    rest.answer_all(&mut next, file, &part, &mut stage).work()?;
+    if next == prompts.len() {
+        fs::rename(&part, &path)
+            .with_context(|| format!("renaming to {}", path.display()))
+            .work()?;
     }
-    if too_long > 0 {
-        stage.note(&format!(
-            "{too_long} prompts left no room for an answer and were left out"
-        ));
-    }
-    if inexact > 0 {
-        stage.note(&format!(
-            "{inexact} answers do not tokenise to the very tokens that the target wrote (generated.exact = false)"
-        ));
-    }
-    file.sync_all().with_context(|| part.display().to_string())?;
-    fs::rename(&part, &path).with_context(|| format!("renaming to {}", path.display()))?;
-    Ok(None)
+    Ok(())
 }
 
+/// The unfinished file, open for more rows, and the first prompt that it does not answer yet.
+fn open_part(part: &Path, settings: &Map<String, Value>) -> Result<(usize, File)> {
+    if let Some(parent) = part.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("making {}", parent.display()))?;
+    }
+    let next = continue_part(part, settings)?;
+    let file = OpenOptions::new().create(true).append(true).open(part);
+    Ok((next, file.with_context(|| part.display().to_string())?))
+}
+
+/// The prompts, and what answering them takes.
+struct Rest<'p> {
+    materials: &'p Materials,
+    target: Interruptible,
+    prompts: &'p [(usize, Conversation)],
+    settings: &'p Map<String, Value>,
+    stop: &'p StopFlag,
+}
+
+impl Rest<'_> {
+    /// Answers the prompts from `next` on, batch by batch, until the last or a signal; `next` is then the first that
+    /// has no row.
+    fn answer_all(&self, next: &mut usize, mut file: File, part: &Path, stage: &mut Stage) -> Result<()> {
+        let (mut too_long, mut inexact) = (0, 0);
+        while *next < self.prompts.len() && self.stop.exit_code().is_none() {
+            let end = self
+                .prompts
+                .len()
+                .min(*next + PROMPTS_A_THREAD * rayon::current_num_threads());
+            let answers: Vec<Result<Option<Value>>> =
+                (*next..end).into_par_iter().map(|index| self.row(index)).collect();
+            let mut text = String::new();
+            let mut failure = None;
+            for answer in answers {
+                let row = match answer {
+                    Ok(row) => row,
+                    Err(error) => {
+                        // what comes before it is whole and stays
+                        failure = Some(error);
+                        break;
+                    }
+                };
+                *next += 1;
+                too_long += usize::from(row.is_none());
+                if let Some(row) = row {
+                    inexact += usize::from(row["generated"]["exact"] == false);
+                    text += &(row.to_string() + "\n");
+                }
+            }
+            file.write_all(text.as_bytes())
+                .with_context(|| part.display().to_string())?;
+            stage.set(*next as u64, || "prompts answered".to_owned());
+            match failure {
+                // interrupted in the middle of an answer
+                Some(_) if self.stop.exit_code().is_some() => {}
+                Some(error) => return Err(error),
+                None => {}
+            }
+        }
+        file.sync_all().with_context(|| part.display().to_string())?;
+        if too_long > 0 {
+            stage.note(&format!(
+                "{too_long} prompts left no room for an answer and were left out"
+            ));
+        }
+        if inexact > 0 {
+            stage.note(&format!(
+                "{inexact} answers do not tokenise to the very tokens that the target wrote (generated.exact = false)"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The row of the prompt at `index`.
+    fn row(&self, index: usize) -> Result<Option<Value>> {
+        let (line, prompt) = &self.prompts[index];
+        answer(self.materials, &self.target, prompt, index, self.settings)
+            .with_context(|| format!("data.prompts, line {line}"))
+    }
+}
+
+/// Refuses answers of the run's own file that were made with other settings.
+fn check_answers(path: &Path, settings: &Map<String, Value>) -> Result<()> {
+    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    for (index, line) in text.lines().enumerate() {
+        let place = || format!("{}:{}", path.display(), index + 1);
+        let row: Value = serde_json::from_str(line).with_context(place)?;
+        if row.get("generated").is_some() {
+            generated_prompt(&row, settings).with_context(place)?;
+        }
+    }
+    Ok(())
+}
+
+/// Index of the prompt that a row answers, which must have been made with `settings`.
+fn generated_prompt(row: &Value, settings: &Map<String, Value>) -> Result<usize> {
+    let made = row.get("generated").and_then(Value::as_object);
+    let mut made = made.cloned().context("generated: expected an object")?;
+    made.shift_remove("exact");
+    let prompt = made.shift_remove("prompt").as_ref().and_then(Value::as_u64);
+    let prompt = prompt.context("generated.prompt: expected a number")?;
+    ensure!(
+        made == *settings,
+        "made with other settings ({}); this run has ({}). Remove the file to start again",
+        Value::Object(made),
+        Value::Object(settings.clone())
+    );
+    Ok(prompt as usize)
+}
 /// Everything that an answer depends on besides its prompt.
 fn settings(materials: &Materials) -> Result<Map<String, Value>> {
     let config = materials.config();
-    let generate = &config.generate;
+    let generate = config.generation();
     let mut settings = Map::new();
     settings.insert("target".into(), json!(target_hash(&config.target.path)?));
     settings.insert("dtype".into(), serde_json::to_value(config.target.dtype)?);
@@ -130,20 +221,12 @@ fn continue_part(part: &Path, settings: &Map<String, Value>) -> Result<usize> {
     for (index, line) in text[..whole].lines().enumerate() {
         let place = || format!("{}:{}", part.display(), index + 1);
         let row: Value = serde_json::from_str(line).with_context(place)?;
-        let mut made = row
-            .get("generated")
-            .and_then(Value::as_object)
-            .cloned()
-            .with_context(|| format!("{}: generated: expected an object", place()))?;
-        made.shift_remove("exact");
-        let prompt = made.shift_remove("prompt").as_ref().and_then(Value::as_u64);
-        let prompt = prompt.with_context(|| format!("{}: generated.prompt: expected a number", place()))? as usize;
+        let prompt = generated_prompt(&row, settings).with_context(place)?;
         ensure!(
-            made == *settings && prompt >= next,
-            "{}: made with other settings ({}); this run has ({}). Remove the file to start again",
+            prompt >= next,
+            "{}: prompt {prompt} comes after {}",
             place(),
-            Value::Object(made),
-            Value::Object(settings.clone())
+            next.saturating_sub(1)
         );
         next = prompt + 1;
     }
@@ -160,6 +243,7 @@ fn continue_part(part: &Path, settings: &Map<String, Value>) -> Result<usize> {
 /// The row of one prompt; none when it leaves no room for an answer.
 fn answer(
     materials: &Materials,
+    target: &dyn Target,
     prompt: &Conversation,
     index: usize,
     settings: &Map<String, Value>,
@@ -180,16 +264,16 @@ fn answer(
         return Ok(None);
     }
     let limits = Limits::new(
-        config.generate.max_new.min(room),
+        config.generation().max_new.min(room),
         materials.target.info().max_positions,
         materials.chat.stops.clone(),
     );
-    let seed = config.generate.seed.unwrap_or(config.seed);
+    let seed = config.generation().seed.unwrap_or(config.seed);
     let (written, stopped) = generate(
-        materials.target.as_ref(),
+        target,
         &tokens,
         &limits,
-        config.generate.temperature,
+        config.generation().temperature,
         Stream::new(&[GENERATE_STREAM, seed, index as u64]),
     )?;
     let response = &written[..written.len() - usize::from(stopped)];
@@ -339,7 +423,7 @@ mod tests {
         assert_eq!(continue_part(&part, &settings).unwrap(), 3);
         assert_eq!(fs::read_to_string(&part).unwrap(), rows);
         let other = Map::from_iter([("max_new".to_owned(), json!(5))]);
-        let error = continue_part(&part, &other).unwrap_err().to_string();
+        let error = format!("{:#}", continue_part(&part, &other).unwrap_err());
         assert!(error.contains(":1") && error.contains("other settings"), "{error}");
     }
 }

@@ -7,6 +7,7 @@ use anyhow::{Result, bail, ensure};
 use dflash_model::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig, TargetInfo};
 
 use crate::config::{Algorithm, CodebookKind, DrafterSection, RunConfig};
+use crate::limits;
 
 /// Taps of a new drafter.
 const TAPS: usize = 5;
@@ -93,14 +94,10 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
         );
     }
 
-    let gamma = match config.train.gamma {
-        Some(gamma) => gamma,
-        None => default_gamma(block_size)?,
-    };
-    config.train.gamma = Some(gamma);
+    let gamma = resolve_train(&mut config, block_size)?;
     config.taps.layers = Some(layers.clone());
-    if config.train.steps.is_none() {
-        config.train.epochs.get_or_insert(6);
+    if config.data.conversations.is_none() {
+        config.generate.get_or_insert_default();
     }
 
     let drafter = DrafterConfig {
@@ -124,7 +121,9 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
         conv,
         selector,
     };
-    check_shape(&drafter, count)?;
+    // once more, for what a warm-start folder brought in
+    limits::check(&config)?;
+    check_shape(&drafter)?;
     if let Some(init) = init {
         check_warm_start(&drafter, count, init)?;
     }
@@ -202,6 +201,20 @@ fn resolve_taps(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCo
     Ok(layers)
 }
 
+/// Length and slot decay of the training; the decay is returned.
+fn resolve_train(config: &mut RunConfig, block_size: usize) -> Result<f64> {
+    let train = &mut config.train;
+    if train.steps.is_none() {
+        train.epochs.get_or_insert(6);
+    }
+    let gamma = match train.gamma {
+        Some(gamma) => gamma,
+        None => default_gamma(block_size)?,
+    };
+    train.gamma = Some(gamma);
+    Ok(gamma)
+}
+
 /// Window and causality of every layer.
 fn resolve_layers(section: &mut DrafterSection, init: Option<&DrafterConfig>, count: usize) -> Vec<LayerRule> {
     match init {
@@ -237,26 +250,23 @@ fn refuse_dflash2_keys(config: &RunConfig) -> Result<()> {
     Ok(())
 }
 
-fn check_shape(drafter: &DrafterConfig, count: usize) -> Result<()> {
-    ensure!(count >= 1, "drafter.layers: expected at least 1, got 0");
+/// How the sizes must fit each other; each by itself is in its range already.
+fn check_shape(drafter: &DrafterConfig) -> Result<()> {
     ensure!(
-        drafter.num_kv_heads >= 1 && drafter.num_heads.is_multiple_of(drafter.num_kv_heads) && drafter.num_heads > 0,
+        drafter.num_heads.is_multiple_of(drafter.num_kv_heads),
         "drafter.kv_heads: expected a divisor of drafter.heads = {}, got {}",
         drafter.num_heads,
         drafter.num_kv_heads
     );
     ensure!(
-        drafter.head_dim >= 2 && drafter.head_dim.is_multiple_of(2),
+        drafter.head_dim.is_multiple_of(2),
         "drafter.head_dim: expected an even number, got {}",
         drafter.head_dim
     );
     ensure!(
-        drafter.intermediate_size >= 1,
-        "drafter.ffn: expected at least 1, got 0"
-    );
-    ensure!(
-        drafter.block_size >= 2,
-        "drafter.block_size: expected at least 2, got {}",
+        drafter.block_size <= drafter.max_positions,
+        "drafter.block_size: expected at most the {} positions that the drafter serves, got {}",
+        drafter.max_positions,
         drafter.block_size
     );
     ensure!(
@@ -264,11 +274,6 @@ fn check_shape(drafter: &DrafterConfig, count: usize) -> Result<()> {
         "drafter.mask_token_id: expected a row below {}, got {}",
         drafter.vocab_size,
         drafter.mask_token_id
-    );
-    ensure!(
-        drafter.rope_theta > 0.0 && drafter.rope_theta.is_finite(),
-        "drafter.rope_theta: expected a positive number, got {}",
-        drafter.rope_theta
     );
     if let Some(window) = drafter.layers.iter().filter_map(|rule| rule.window).min() {
         ensure!(
@@ -279,28 +284,28 @@ fn check_shape(drafter: &DrafterConfig, count: usize) -> Result<()> {
     }
     if let Some(conv) = drafter.conv {
         ensure!(
-            (1..=drafter.block_size).contains(&conv.kernel_size),
+            conv.kernel_size <= drafter.block_size,
             "drafter.conv_kernel: expected 1 to the block size {}, got {}",
             drafter.block_size,
             conv.kernel_size
         );
         ensure!(
-            conv.group_size >= 1 && drafter.hidden_size.is_multiple_of(conv.group_size),
+            drafter.hidden_size.is_multiple_of(conv.group_size),
             "drafter.conv_group: expected a divisor of the width {}, got {}",
             drafter.hidden_size,
             conv.group_size
         );
     }
     if let Some(selector) = drafter.selector {
-        ensure!(selector.rank >= 1, "drafter.selector_rank: expected at least 1, got 0");
         ensure!(
-            (1..=drafter.vocab_size).contains(&selector.top_k),
+            selector.top_k <= drafter.vocab_size,
             "drafter.selector_top_k: expected 1 to the vocabulary {}, got {}",
             drafter.vocab_size,
             selector.top_k
         );
     }
-    Ok(())
+    // what the published format asks for besides
+    Ok(drafter.validate()?)
 }
 
 /// What a warm start may not change: everything that decides the shape of a tensor.

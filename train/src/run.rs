@@ -1,153 +1,144 @@
 //! A run from its command line to its exit code: the stages in order, each only if its result is missing.
 
 use std::fs::{self, File};
-use std::io::Write;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 
-use crate::checkpoint;
 use crate::cli::{Args, Resume, StageName};
 use crate::config::RunConfig;
+use crate::done::{self, Standing};
+use crate::failure::Blame;
+pub use crate::failure::Failure;
 use crate::fit::Ending;
 use crate::materials::Materials;
 use crate::progress::Display;
 use crate::signals::StopFlag;
-use crate::{config_file, evaluation, examples, plan, prepare, provenance, source, training};
-
-/// Why a run ended early.
-#[derive(Debug)]
-pub enum Failure {
-    /// The command line, the run file or a file that it names is wrong: exit code 2.
-    Input(anyhow::Error),
-    /// Something went wrong on the way: exit code 1.
-    Work(anyhow::Error),
-}
-
-impl From<anyhow::Error> for Failure {
-    fn from(error: anyhow::Error) -> Self {
-        Self::Work(error)
-    }
-}
+use crate::{checkpoint, config_file, evaluation, examples, inputs, plan, prepare, provenance, source, training};
 
 /// Runs what `args` ask for and returns the exit code.
 pub fn run(args: &Args) -> Result<u8, Failure> {
     let display = Display::detect(args.quiet);
-    let stop = StopFlag::listen()?;
-    let config = config_file::load(&args.config, &args.overrides).map_err(Failure::Input)?;
+    let stop = StopFlag::listen().work()?;
+    let config = config_file::load(&args.config, &args.overrides).input()?;
     if let Some(threads) = config.threads {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
-        pool.build_global().context("threads")?;
+        pool.build_global().context("threads").work()?;
     }
-    let materials = Materials::open(&config).map_err(Failure::Input)?;
-    let resolved = config_file::to_toml(materials.config())?;
+    let materials = Materials::open(&config).input()?;
+    let resolved = config_file::to_toml(materials.config()).work()?;
     if args.print_config {
         print(&resolved)?;
         return Ok(0);
     }
+    inputs::check(&materials).input()?;
     if args.dry_run {
         print(&plan::dry_run(&materials, display)?)?;
         return Ok(0);
     }
-    let _lock = lock(materials.config()).map_err(Failure::Input)?;
-    check_contract(&materials, args).map_err(Failure::Input)?;
-    provenance::write(&materials.config().run_dir, materials.config())?;
+    let _lock = lock(materials.config()).input()?;
+    check_contract(&materials, args).input()?;
+    provenance::write(&materials.config().run_dir, materials.config()).work()?;
     display.note(&format!("resolved run file:\n{resolved}"));
 
+    let run = Run {
+        materials: &materials,
+        args,
+        display,
+        stop: &stop,
+    };
     let code = match args.stage {
-        None => all_stages(&materials, args, display, &stop)?,
-        Some(stage) => one_stage(&materials, stage, args, display, &stop)?,
+        None => run.all_stages()?,
+        Some(stage) => run.stage(stage)?,
     };
     Ok(u8::try_from(code).unwrap_or(1))
 }
 
-fn all_stages(materials: &Materials, args: &Args, display: Display, stop: &StopFlag) -> Result<i32, Failure> {
-    let config = materials.config();
-    let measured = config.run_dir.join("evaluation.json");
-    let mut code = 0;
-    for stage in [
-        StageName::Prepare,
-        StageName::Capture,
-        StageName::Train,
-        StageName::Evaluate,
-    ] {
-        if stage == StageName::Evaluate && (config.evaluate.prompts.is_none() || measured.exists()) {
-            display.note(if measured.exists() {
-                "evaluate: evaluation.json is there"
-            } else {
-                "evaluate: evaluate.prompts names no prompts"
-            });
-            continue;
-        }
-        code = one_stage(materials, stage, args, display, stop)?;
-        if code != 0 {
-            break;
-        }
-    }
-    Ok(code)
+/// What every stage is given.
+struct Run<'r> {
+    materials: &'r Materials,
+    args: &'r Args,
+    display: Display,
+    stop: &'r StopFlag,
 }
 
-fn one_stage(
-    materials: &Materials,
-    stage: StageName,
-    args: &Args,
-    display: Display,
-    stop: &StopFlag,
-) -> Result<i32, Failure> {
-    let run_dir = &materials.config().run_dir;
-    match stage {
-        StageName::Prepare => Ok(prepare::prepare(materials, display, stop)?.unwrap_or(0)),
-        StageName::Capture => {
-            let examples = examples::load(materials, display).map_err(Failure::Input)?;
-            source::capture_missing(materials, &examples, display)?;
-            Ok(stop.exit_code().unwrap_or(0))
+impl Run<'_> {
+    fn all_stages(&self) -> Result<i32, Failure> {
+        for stage in [StageName::Prepare, StageName::Capture, StageName::Train] {
+            let code = self.stage(stage)?;
+            if code != 0 {
+                return Ok(code);
+            }
         }
-        StageName::Train => {
-            let examples = examples::load(materials, Display::Quiet).map_err(Failure::Input)?;
-            let source = source::open(materials, examples)?;
-            if args.resume == Resume::Auto && is_trained(materials, &source)? {
-                display.note(&format!("train: {} is there", run_dir.join("final").display()));
+        let Some(prompts) = &self.materials.config().evaluate.prompts else {
+            self.display.note("evaluate: evaluate.prompts names no prompts");
+            return Ok(0);
+        };
+        match done::evaluation(self.materials, prompts).input()? {
+            Standing::Done => {
+                self.display.note("evaluate: evaluation.json is there");
                 return Ok(0);
             }
-            // what was measured on older weights no longer holds
-            remove_if_there(&run_dir.join("evaluation.json"))?;
-            match training::train(materials, &source, &args.resume, display, stop)? {
-                Ending::Done(..) => Ok(0),
-                Ending::Stopped(code, folder) => {
-                    display.note(&format!("stopped; saved {}", folder.display()));
-                    Ok(code)
+            Standing::Missing => {}
+            Standing::Stale(why) => self.display.note(&format!("evaluate: {why}; measuring again")),
+        }
+        self.stage(StageName::Evaluate)
+    }
+
+    fn stage(&self, stage: StageName) -> Result<i32, Failure> {
+        match stage {
+            StageName::Prepare => {
+                prepare::prepare(self.materials, self.display, self.stop)?;
+                if self.stop.exit_code().is_some() {
+                    self.display.note("stopped; the answers so far are kept");
                 }
             }
+            StageName::Capture => {
+                let examples = examples::load(self.materials, self.display).input()?;
+                source::capture_missing(self.materials, &examples, self.display)?;
+            }
+            StageName::Train => self.train()?,
+            StageName::Evaluate => print(&evaluation::evaluate_final(self.materials, self.display)?)?,
         }
-        StageName::Evaluate => {
-            print(&evaluation::evaluate_final(materials, display)?)?;
-            Ok(0)
-        }
+        // a signal that came too late for its stage still keeps the next one from starting
+        Ok(self.stop.exit_code().unwrap_or(0))
     }
-}
 
-/// Whether the newest checkpoint is that of the last step and `final` is published.
-fn is_trained(materials: &Materials, source: &source::Source) -> Result<bool> {
-    let config = materials.config();
-    let Some(folder) = checkpoint::latest(&config.run_dir)? else {
-        return Ok(false);
-    };
-    let progress = checkpoint::read_progress(&folder)?;
-    progress
-        .check_same_run(&checkpoint::contract(config)?, &source.identity)
-        .with_context(|| folder.display().to_string())?;
-    Ok(progress.step == source.order.total_steps() && config.run_dir.join("final").is_dir())
+    fn train(&self) -> Result<(), Failure> {
+        let materials = self.materials;
+        let examples = examples::load(materials, Display::Quiet).input()?;
+        let source = source::open(materials, examples, self.stop).input()?;
+        if self.args.resume == Resume::Auto {
+            let published = materials.config().run_dir.join("final");
+            match done::training(materials, &source).input()? {
+                Standing::Done => {
+                    self.display.note(&format!("train: {} is there", published.display()));
+                    return Ok(());
+                }
+                Standing::Missing => {}
+                Standing::Stale(why) => self.display.note(&format!("train: {why}; publishing it again")),
+            }
+        }
+        // what was measured on older weights no longer holds
+        remove_if_there(&done::evaluation_path(materials)).work()?;
+        let ending = training::train(materials, &source, &self.args.resume, self.display, self.stop)?;
+        if let Ending::Stopped(_, folder) = ending {
+            self.display.note(&format!("stopped; saved {}", folder.display()));
+        }
+        Ok(())
+    }
 }
 
 /// Refuses a run folder of another run before anything in it is overwritten.
 fn check_contract(materials: &Materials, args: &Args) -> Result<()> {
     let config = materials.config();
-    let folder = match &args.resume {
-        Resume::Auto => checkpoint::latest(&config.run_dir)?,
-        Resume::From(folder) => Some(folder.clone()),
-        Resume::Never => None,
-    };
-    let Some(folder) = folder else {
-        return Ok(());
+    let folder = match (&args.resume, checkpoint::latest(&config.run_dir)?) {
+        (Resume::From(folder), _) => folder.clone(),
+        (_, None) => return Ok(()),
+        (Resume::Auto, Some(folder)) => folder,
+        (Resume::Never, Some(folder)) => bail!(
+            "--resume never: {} exists; choose another run_dir or remove it",
+            folder.display()
+        ),
     };
     let progress = checkpoint::read_progress(&folder)?;
     progress
@@ -173,6 +164,6 @@ fn remove_if_there(path: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
-fn print(text: &str) -> Result<()> {
-    writeln!(std::io::stdout(), "{}", text.trim_end()).context("standard output")
+fn print(text: &str) -> Result<(), Failure> {
+    dflash_eval::console::print(&format!("{}\n", text.trim_end())).work()
 }

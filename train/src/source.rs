@@ -1,11 +1,12 @@
 //! The capture stage, and where batches come from: order, packs and anchors as functions of (seed, epoch).
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
 use dflash_data::Identity;
 use dflash_data::batch::{Batch, pack, plan_epoch};
-use dflash_data::capture::{CaptureConfig, capture};
+use dflash_data::capture::{CaptureConfig, capture, estimate_bytes};
 use dflash_data::source::{Sample, TapSource};
 use dflash_data::taps::TapStore;
 use dflash_data::target_hash;
@@ -14,8 +15,11 @@ use sha2::{Digest, Sha256};
 
 use crate::config::{RunConfig, TapMode};
 use crate::examples::Examples;
+use crate::failure::{Blame, Failure};
 use crate::materials::Materials;
 use crate::progress::{Display, Stage};
+use crate::room::check_disk;
+use crate::signals::{Interruptible, StopFlag};
 
 /// Samples of a run and the order in which it trains on them.
 pub struct Source {
@@ -47,21 +51,29 @@ pub struct Order {
 /// Steps of an epoch, each of one or more packs of sample indices.
 pub type Plan = Arc<Vec<Vec<Vec<usize>>>>;
 
-/// Captures what the tap folder lacks; nothing to do online.
-pub fn capture_missing(materials: &Materials, examples: &Examples, display: Display) -> Result<()> {
+/// Captures what the tap folder lacks; nothing to do online. Whole shards stay, whenever it is ended.
+///
+/// # Errors
+/// When the folder or what it holds does not fit the run, the disk is too small, or the target fails.
+pub fn capture_missing(materials: &Materials, examples: &Examples, display: Display) -> Result<(), Failure> {
     let config = materials.config();
     if config.taps.mode == TapMode::Online {
         return Ok(());
     }
     let settings = CaptureConfig {
         folder: materials.taps_dir(),
-        identity: identity(materials)?,
+        identity: identity(materials).input()?,
         shard_bytes: (config.taps.shard_mib as u64) << 20,
         // an accelerator runs one sequence at a time with all it has
         workers: usize::from(!materials.device.is_cpu()),
     };
+    let tokens = examples.all.iter().map(|example| example.tokens.len()).sum();
+    let whole = estimate_bytes(tokens, materials.layers().len(), settings.identity.hidden_size);
+    let missing = whole.saturating_sub(bytes_in(&settings.folder));
+    check_disk("capture", &settings.folder, missing).work()?;
+    // capture speaks for the first time when it has accepted the folder and what lies there
     let mut stage = None;
-    capture(
+    let outcome = capture(
         materials.target.as_ref(),
         &examples.all,
         &settings,
@@ -70,18 +82,32 @@ pub fn capture_missing(materials: &Materials, examples: &Examples, display: Disp
             stage.set(done as u64, || "examples".to_owned());
         },
     )
-    .context("capture")
+    .context("capture");
+    if stage.is_some() {
+        outcome.work()
+    } else {
+        outcome.input()
+    }
 }
 
-/// Opens the samples of a run; stored taps must be complete.
-pub fn open(materials: &Materials, examples: Examples) -> Result<Source> {
+/// Bytes of the files in a folder; 0 for one that is not there.
+fn bytes_in(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum()
+}
+
+/// Opens the samples of a run; stored taps must be complete. Online taps stop coming once `stop` is raised.
+pub fn open(materials: &Materials, examples: Examples, stop: &StopFlag) -> Result<Source> {
     let config = materials.config();
     let expected = identity(materials)?;
     let identity = data_identity(&expected, &examples)?;
     let Examples { all, train, validation } = examples;
     let taps = match config.taps.mode {
         TapMode::Stored => TapSource::Stored(TapStore::open(&materials.taps_dir(), &expected)?),
-        TapMode::Online => TapSource::online(Arc::clone(&materials.target), materials.layers().to_vec(), all)?,
+        TapMode::Online => {
+            let target = Interruptible::new(Arc::clone(&materials.target), stop.clone());
+            TapSource::online(Arc::new(target), materials.layers().to_vec(), all)?
+        }
     };
     let order = Order::new(config, &taps.lengths(), train);
     Ok(Source {

@@ -10,48 +10,57 @@ use dflash_model::{BoundDrafter, Codebooks, Drafter, Params, TargetHead};
 use crate::checkpoint::{self, Progress};
 use crate::cli::Resume;
 use crate::config::{CodebookKind, TrainSection};
+use crate::done::whole_drafter;
+use crate::failure::{Blame, Failure};
 use crate::fit::{Ending, Job, fit};
 use crate::loss::{LossSettings, StepSums, total_weight};
 use crate::materials::Materials;
 use crate::optim::{AdamW, AdamWSettings};
 use crate::progress::Display;
 use crate::publish::Publisher;
+use crate::room::{self, Sizes};
 use crate::signals::StopFlag;
 use crate::source::Source;
 use crate::step::{self, Gradients};
 use crate::{validate, warm_start};
 
 /// Trains to the last step or a signal, and publishes `final` when done.
+///
+/// # Errors
+/// When the checkpoint or the warm-start folder cannot be used, memory or disk is too small, or a step fails.
 pub fn train(
     materials: &Materials,
     source: &Source,
     resume: &Resume,
     display: Display,
     stop: &StopFlag,
-) -> Result<Ending> {
+) -> Result<Ending, Failure> {
     let config = materials.config();
-    let contract = checkpoint::contract(config)?;
+    let sizes = Sizes::of(&materials.resolved);
+    check_room(materials, sizes, source.order.total_steps()).work()?;
+    let contract = checkpoint::contract(config).work()?;
     let params = parameters(materials)?;
-    let mut optimizer = AdamW::new(settings(&config.train), params.vars())?;
-    let progress = match resume_from(&config.run_dir, resume)? {
+    let mut optimizer = AdamW::new(settings(&config.train), params.vars()).work()?;
+    let progress = match resume_from(&config.run_dir, resume).input()? {
         None => Progress::start(source.identity.clone(), contract),
         Some(folder) => {
-            let progress = checkpoint::read_progress(&folder)?;
+            let progress = checkpoint::read_progress(&folder).input()?;
             progress
                 .check_same_run(&contract, &source.identity)
-                .with_context(|| folder.display().to_string())?;
-            checkpoint::read_state(&folder, &progress, params.vars(), &mut optimizer)?;
+                .with_context(|| folder.display().to_string())
+                .input()?;
+            checkpoint::read_state(&folder, &progress, params.vars(), &mut optimizer).input()?;
             display.note(&format!("resumed from {}", folder.display()));
-            for moved in checkpoint::supersede_after(&config.run_dir, progress.step)? {
+            for moved in checkpoint::supersede_after(&config.run_dir, progress.step).work()? {
                 display.note(&format!("a later checkpoint is now {}", moved.display()));
             }
             progress
         }
     };
 
-    let head = materials.target.head().in_f32()?;
-    let drafter = Drafter::new(materials.resolved.drafter.clone(), &params)?;
-    let publisher = Publisher::new(materials)?;
+    let head = materials.target.head().in_f32().work()?;
+    let drafter = Drafter::new(materials.resolved.drafter.clone(), &params).work()?;
+    let publisher = Publisher::new(materials).work()?;
     let held_out = &source.validation[..source.validation.len().min(config.validate.samples)];
     let block_size = materials.resolved.drafter.block_size;
     let job = Job {
@@ -79,27 +88,29 @@ pub fn train(
             )
         },
         publish: &|folder| publisher.write(folder, &params),
+        checkpoint_bytes: sizes.checkpoint(),
     };
-    let ending = fit(&job, &mut optimizer, progress, display, stop)?;
+    let ending = fit(&job, &mut optimizer, progress, display, stop).work()?;
     if let Ending::Done(progress, last) = &ending {
-        let best = progress.best.filter(|_| config.checkpoint.keep_best);
-        let chosen = best.map_or(last.clone(), |best| checkpoint::step_folder(&config.run_dir, best.step));
-        checkpoint::publish_final(&config.run_dir, &chosen)?;
+        let chosen = checkpoint::chosen(config, progress, last.clone());
+        whole_drafter(&chosen).context("publishing final").input()?;
+        room::check_disk("final", &config.run_dir, sizes.weights()).work()?;
+        checkpoint::publish_final(&config.run_dir, &chosen).work()?;
         display.note(&format!("published {} as final", chosen.display()));
     }
     Ok(ending)
 }
 
 /// Fresh variables, overwritten by the warm-start folder's tensors if there is one.
-pub fn parameters(materials: &Materials) -> Result<Params> {
+pub fn parameters(materials: &Materials) -> Result<Params, Failure> {
     let resolved = &materials.resolved;
     let codebooks = match resolved.codebooks {
         CodebookKind::Factored => Codebooks::Factored,
         CodebookKind::Free => Codebooks::Free,
     };
-    let params = Params::init(&resolved.drafter, codebooks, resolved.config.seed, &materials.device)?;
+    let params = Params::init(&resolved.drafter, codebooks, resolved.config.seed, &materials.device).work()?;
     if let Some(folder) = &resolved.config.drafter.init_from {
-        warm_start::load(&params, folder).context("drafter.init_from")?;
+        warm_start::load(&params, folder).context("drafter.init_from").input()?;
     }
     Ok(params)
 }
@@ -145,6 +156,23 @@ pub fn step_gradients(
         }
     }
     Ok((sums, total))
+}
+
+/// Refuses a training whose masters, moments and gradients do not fit the memory, or its checkpoints the disk.
+fn check_room(materials: &Materials, sizes: Sizes, steps: u64) -> Result<()> {
+    let config = materials.config();
+    if materials.device.is_cpu() {
+        room::check_memory("train", sizes.training())?;
+    }
+    let saves = match config.checkpoint.every {
+        0 => 1,
+        every => steps.div_ceil(every),
+    };
+    // one more than is kept: an old one goes when the new one is whole
+    let most = saves.min(config.checkpoint.keep_last as u64 + 1);
+    let existing = checkpoint::steps(&config.run_dir)?.len() as u64;
+    let need = most.saturating_sub(existing).max(1).saturating_mul(sizes.checkpoint());
+    room::check_disk("checkpoints", &config.run_dir, need.saturating_add(sizes.weights()))
 }
 
 fn resume_from(run_dir: &Path, resume: &Resume) -> Result<Option<PathBuf>> {

@@ -6,14 +6,18 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use candle_core::{DType, Device};
 use dflash_model::Params;
+use dflash_model::folder::{read_config, read_tensors};
 
-/// Overwrites `params` by the tensors in `folder/model.safetensors`.
+/// Overwrites `params` by the tensors of the drafter in `folder`.
+///
+/// # Errors
+/// When the folder is not a whole drafter of finite values, or its tensors are not those of `params`.
 pub fn load(params: &Params, folder: &Path) -> Result<()> {
-    let path = folder.join("model.safetensors");
-    let tensors = candle_core::safetensors::load(&path, &Device::Cpu).with_context(|| path.display().to_string())?;
+    let tensors = read_tensors(folder, &read_config(folder)?, &Device::Cpu)?;
+    let path = folder;
     let mut unexpected: Vec<&str> = tensors
         .keys()
         .map(String::as_str)
@@ -22,8 +26,9 @@ pub fn load(params: &Params, folder: &Path) -> Result<()> {
     unexpected.sort_unstable();
     ensure!(
         unexpected.is_empty(),
-        "{}: unexpected tensors {unexpected:?}",
-        path.display()
+        "{}: unexpected tensors {}",
+        path.display(),
+        unexpected.join(", ")
     );
     let upgrade = !tensors.keys().any(|name| added_by_dflash2(name));
     for (name, var) in params.vars() {
@@ -37,12 +42,10 @@ pub fn load(params: &Params, folder: &Path) -> Result<()> {
             tensor.shape() == var.shape(),
             "{}: tensor {name}: expected shape {:?}, got {:?}",
             path.display(),
-            var.shape(),
-            tensor.shape()
+            var.dims(),
+            tensor.dims()
         );
         let values = tensor.to_dtype(DType::F32)?.to_device(var.device())?;
-        let finite = values.sqr()?.sum_all()?.to_scalar::<f32>()?.is_finite();
-        ensure!(finite, "{}: tensor {name} is not finite", path.display());
         params.set(name, &values)?;
     }
     Ok(())

@@ -2,10 +2,11 @@
 //!
 //! `parse` reads the three spellings in the wild (flat, nested since June 2026, DFlash 2) and refuses what they
 //! contradict each other about; `write` puts down one file that every engine reads; `shapes` is the tensor list
-//! that a configuration stands for. What makes a configuration sound is said once, in [`DrafterConfig::validate`].
+//! that a configuration stands for; `remarks` says what a readable file leaves to the guess of an engine. What makes a configuration sound is said once, in [`DrafterConfig::validate`].
 
 mod keys;
 mod parse;
+mod remarks;
 mod shapes;
 mod write;
 
@@ -187,6 +188,12 @@ impl DrafterConfig {
                 self.block_size
             ));
         }
+        if self.block_size > self.max_positions {
+            return Err(format!(
+                "block_size: expected at most max_position_embeddings {}, got {}",
+                self.max_positions, self.block_size
+            ));
+        }
         if self.mask_token_id as usize >= self.vocab_size {
             return Err(format!(
                 "mask_token_id: expected a row below vocab_size {}, got {}",
@@ -244,6 +251,13 @@ impl DrafterConfig {
             if window == 0 || window > LARGEST_SIZE {
                 return Err(format!(
                     "sliding_window: expected 1 to {LARGEST_SIZE}, got {window} in layer {i}"
+                ));
+            }
+            if self.block_size > window {
+                return Err(format!(
+                    "block_size: expected at most sliding_window {window} (layer {i}), a slot must see its whole \
+                     block, got {}",
+                    self.block_size
                 ));
             }
             let first = *first_window.get_or_insert(window);

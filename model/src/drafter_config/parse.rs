@@ -241,10 +241,17 @@ fn rope_theta(keys: &Keys<'_>) -> Read<f64> {
         .number()
 }
 
-/// Tapped layers: listed, or z-lab's formula; a list in the input numbering of other formats must agree.
+/// Tapped layers, which must be listed: engines guess differently, or read other layers without a word. A list in the
+/// input numbering of other formats must agree.
 fn taps(keys: &Keys<'_>, num_target_layers: usize, num_layers: usize) -> Read<Vec<usize>> {
     let ids = match keys.either("target_layer_ids")? {
-        None => default_target_layer_ids(num_target_layers, num_layers),
+        None => {
+            let usual = default_target_layer_ids(num_target_layers, num_layers);
+            return Err(format!(
+                "target_layer_ids: missing, every engine needs it in dflash_config; for {num_layers} layers and \
+                 {num_target_layers} of the target the usual ones are {usual:?}, if the drafter was trained with them"
+            ));
+        }
         Some(field) => ids(&field)?,
     };
     for key in ["eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"] {
@@ -272,17 +279,17 @@ fn ids(field: &Field<'_>) -> Read<Vec<usize>> {
 /// One rule a layer: which layers slide, how far, and which are causal inside the block.
 fn layer_rules(keys: &Keys<'_>, num_layers: usize) -> Read<Vec<LayerRule>> {
     let sliding = sliding_layers(keys, num_layers)?;
-    let window = if sliding.contains(&true) {
-        // engines disagree on which of the two they read
-        let window = agreed(keys.nested("swa_window_size"), keys.top("sliding_window"))?;
-        Some(
-            window
-                .ok_or("sliding_window: missing, at least one layer slides")?
-                .size(LARGEST_SIZE)?,
-        )
-    } else {
-        None
+    // engines disagree on which of the two they read; 0 is no window in none of them
+    let window = match agreed(keys.nested("swa_window_size"), keys.top("sliding_window"))? {
+        None => None,
+        Some(field) => match field.size(LARGEST_SIZE)? {
+            0 => return Err(field.expected("at least 1, or null when no layer slides")),
+            window => Some(window),
+        },
     };
+    if window.is_none() && sliding.contains(&true) {
+        return Err("sliding_window: missing, at least one layer slides".to_owned());
+    }
     let causal = match (keys.top("is_causal"), keys.nested("causal")) {
         (Some(field), _) | (None, Some(field)) => Some(field.flag()?),
         (None, None) => None,

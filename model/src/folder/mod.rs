@@ -23,7 +23,7 @@ use candle_core::{DType, Result};
 use crate::drafter_config::DrafterConfig;
 
 pub use card::{ACCEPTANCE_DEFINITION, AcceptanceRow, DraftCounts, ModelCard};
-pub use read::{extra_files, list_problems, read_config, read_tensors, verify_written};
+pub use read::{check_finite, extra_files, list_problems, read_config, read_tensors, verify_written};
 pub use write::{Existing, write, write_files};
 
 /// Names of the files of the folder.

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use candle_core::{Device, Result, Tensor, bail};
+use candle_core::{DType, Device, Result, Tensor, bail};
+use rayon::prelude::*;
 
 use super::{CONFIG, at, differences, write};
 use crate::drafter_config::DrafterConfig;
@@ -21,7 +22,7 @@ pub fn read_config(dir: &Path) -> Result<DrafterConfig> {
 ///
 /// # Errors
 /// Listing together all names that are missing or unexpected, all shapes and types that do not fit `config`, and
-/// all files that an engine would load beside the drafter.
+/// all files that an engine would load beside the drafter; then naming the first tensor that holds NaN or an infinity.
 pub fn read_tensors(dir: &Path, config: &DrafterConfig, device: &Device) -> Result<BTreeMap<String, Tensor>> {
     let folder = TensorFolder::open(dir)?;
     let mut problems = list_problems(config, &folder);
@@ -34,8 +35,38 @@ pub fn read_tensors(dir: &Path, config: &DrafterConfig, device: &Device) -> Resu
         )
     }
     let names: Vec<&str> = folder.iter().map(|(name, _)| name).collect();
-    let load = |name: &str| Ok((name.to_owned(), folder.get(name, device)?));
+    let load = |name: &str| {
+        check_finite(&folder, name)?;
+        Ok((name.to_owned(), folder.get(name, device)?))
+    };
     names.into_iter().map(load).collect()
+}
+
+/// Refuses a tensor that holds NaN or an infinity: a drafter with one drafts nothing that is ever accepted.
+///
+/// # Errors
+/// Naming the file, the tensor and the first such element, row-major.
+pub fn check_finite(folder: &TensorFolder, name: &str) -> Result<()> {
+    let Some(info) = folder.info(name) else {
+        bail!("{}: no tensor named {name}", folder.dir().display())
+    };
+    // all exponent bits set, in the little-endian value's highest bytes
+    let (size, high): (usize, u16) = match info.dtype {
+        DType::BF16 => (2, 0x7f80),
+        DType::F16 => (2, 0x7c00),
+        DType::F32 => (4, 0x7f80),
+        DType::F64 => (8, 0x7ff0),
+        _ => return Ok(()),
+    };
+    let special = |value: &[u8]| u16::from_le_bytes([value[size - 2], value[size - 1]]) & high == high;
+    let bytes = folder.bytes(name)?;
+    let Some(at) = bytes.par_chunks_exact(size).position_first(special) else {
+        return Ok(());
+    };
+    bail!(
+        "{}: tensor {name}: element {at} is not a finite number",
+        folder.file_of(name).display()
+    )
 }
 
 /// Everything in which the folder's tensor list differs from the one that `config` stands for.

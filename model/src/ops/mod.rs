@@ -41,8 +41,8 @@ use candle_core::{CpuStorage, DType, Layout, Result, Tensor};
 fn slice_of<'s>(storage: &'s CpuStorage, layout: &Layout, op: &str) -> Result<&'s [f32]> {
     let CpuStorage::F32(data) = storage else {
         candle_core::bail!(
-            "{op}: expected f32, came {:?}",
-            candle_core::backend::BackendStorage::dtype(storage)
+            "{op}: expected f32, came {}",
+            candle_core::backend::BackendStorage::dtype(storage).as_str()
         )
     };
     let Some((start, end)) = layout.contiguous_offsets() else {

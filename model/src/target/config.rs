@@ -57,6 +57,12 @@ pub struct LinearConfig {
     pub gate: GateActivation,
 }
 
+/// The largest size that any field may hold: products of two, and sums of those, stay inside 64 bits.
+const LARGEST_SIZE: u64 = 1 << 24;
+
+/// The most layers that a target may have.
+const MOST_LAYERS: usize = 1 << 12;
+
 impl LinearConfig {
     /// Channels that the convolution runs over: queries, keys, values.
     pub fn conv_channels(&self) -> usize {
@@ -114,6 +120,9 @@ impl TargetConfig {
         refuse_unsupported(top, &fields)?;
 
         let num_layers = fields.size("num_hidden_layers")?;
+        if num_layers > MOST_LAYERS {
+            bail!("num_hidden_layers: expected at most {MOST_LAYERS}, came {num_layers}")
+        }
         let hidden_size = fields.size("hidden_size")?;
         let (num_heads, num_kv_heads) = (fields.size("num_attention_heads")?, fields.size("num_key_value_heads")?);
         if !num_heads.is_multiple_of(num_kv_heads) {
@@ -161,21 +170,30 @@ fn family(top: &Map<String, Value>, nested: Option<&Map<String, Value>>) -> Resu
         match name {
             Some("qwen3_5" | "qwen3_5_text" | "qwen3") => {}
             Some(name) if name.contains("moe") => {
-                bail!("{place} {name:?}: mixture-of-experts targets are not supported, only dense qwen3_5 and qwen3")
+                bail!("{place} \"{name}\": mixture-of-experts targets are not supported, only dense qwen3_5 and qwen3")
             }
             Some("qwen4_exp") => bail!(
                 "{place} \"qwen4_exp\": a different architecture (hyper-connections, per-layer n-gram embeddings), \
                  not supported"
             ),
-            Some(name) => bail!("{place} {name:?}: expected qwen3_5, qwen3_5_text or qwen3"),
+            Some(name) => bail!("{place} \"{name}\": expected qwen3_5, qwen3_5_text or qwen3"),
             None => bail!("model_type is missing: expected qwen3_5, qwen3_5_text or qwen3"),
         }
     }
     let family = |name: Option<&str>| name != Some("qwen3");
     if family(outer) != family(inner) {
-        bail!("model_type {outer:?} with text_config.model_type {inner:?}: expected one family")
+        bail!(
+            "model_type {} with text_config.model_type {}: expected one family",
+            said(outer),
+            said(inner)
+        )
     }
     Ok(family(inner))
+}
+
+/// A text of the file for a message.
+fn said(text: Option<&str>) -> String {
+    text.map_or_else(|| "nothing".to_owned(), |text| format!("\"{text}\""))
 }
 
 fn refuse_unsupported(top: &Map<String, Value>, fields: &Fields<'_>) -> Result<()> {
@@ -194,7 +212,7 @@ fn refuse_unsupported(top: &Map<String, Value>, fields: &Fields<'_>) -> Result<(
     }
     match fields.text("hidden_act")? {
         Some("silu") => {}
-        other => bail!("hidden_act: expected silu, came {other:?}"),
+        other => bail!("hidden_act: expected silu, came {}", said(other)),
     }
     if fields.flag("attention_bias")? == Some(true) {
         bail!("attention_bias true: expected false")
@@ -252,7 +270,7 @@ fn rope(fields: &Fields<'_>, qwen3_5: bool, head_dim: usize) -> Result<(f64, usi
     for key in ["rope_type", "type"] {
         match inner.text(key)? {
             None | Some("default") => {}
-            Some(other) => bail!("rope_parameters.{key}: expected default, came {other:?}"),
+            Some(other) => bail!("rope_parameters.{key}: expected default, came \"{other}\""),
         }
     }
     let either = |key: &str| match (inner.number(key)?, fields.number(key)?) {
@@ -286,7 +304,7 @@ fn linear(fields: &Fields<'_>) -> Result<LinearConfig> {
         // absent: the gate is the model's activation, and that has been checked to be silu
         None | Some("silu" | "swish") => GateActivation::Silu,
         Some("sigmoid") => GateActivation::Sigmoid,
-        Some(other) => bail!("output_gate_type: expected silu, swish or sigmoid, came {other:?}"),
+        Some(other) => bail!("output_gate_type: expected silu, swish or sigmoid, came \"{other}\""),
     };
     let config = LinearConfig {
         key_heads: fields.size("linear_num_key_heads")?,
@@ -315,8 +333,8 @@ impl<'a> Fields<'a> {
         match self.get(key) {
             None => bail!("{key} is missing"),
             Some(value) => match value.as_u64() {
-                Some(size) if size > 0 => Ok(size as usize),
-                _ => bail!("{key}: expected a positive whole number, came {value}"),
+                Some(size) if (1..=LARGEST_SIZE).contains(&size) => Ok(size as usize),
+                _ => bail!("{key}: expected a whole number from 1 to {LARGEST_SIZE}, came {value}"),
             },
         }
     }

@@ -56,7 +56,7 @@ pub fn load_composed(dir: &Path, device: &Device, compute: DType) -> Result<Box<
 
 fn open(dir: &Path, compute: DType) -> Result<(TargetConfig, TensorFolder)> {
     if !matches!(compute, DType::F32 | DType::BF16) {
-        bail!("compute type {compute:?}: expected F32 or BF16")
+        bail!("compute type {}: expected f32 or bf16", compute.as_str())
     }
     Ok((TargetConfig::read(dir)?, TensorFolder::open(dir)?))
 }

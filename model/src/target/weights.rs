@@ -61,8 +61,8 @@ impl<'f> Weights<'f> {
                 }
                 Some(info) if !matches!(info.dtype, DType::F32 | DType::BF16 | DType::F16) => {
                     faults.push(format!(
-                        "{stored} is stored as {:?}, expected F32, BF16 or F16",
-                        info.dtype
+                        "{stored} is stored as {}, expected F32, BF16 or F16",
+                        info.dtype.as_str().to_uppercase()
                     ));
                 }
                 Some(_) => {}

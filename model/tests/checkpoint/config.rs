@@ -163,7 +163,7 @@ fn tensor_lists_have_the_published_counts_and_bytes() {
 }
 
 #[test]
-fn dflash_files_are_read_and_their_absent_taps_are_the_published_ones() {
+fn dflash_files_are_read_and_absent_taps_are_asked_for_with_the_published_ones() {
     let files: [(Sizes, f64, &[usize]); 5] = [
         (
             (4096, 12_288, 5, 32, 8, 151_936, 36, 16, 151_669),
@@ -198,7 +198,14 @@ fn dflash_files_are_read_and_their_absent_taps_are_the_published_ones() {
         assert_eq!((config.block_size, config.mask_token_id), (sizes.7, sizes.8));
         assert_eq!(config.rope_theta.to_bits(), theta.to_bits());
         assert_eq!(config.target_layer_ids, taps);
-        assert_eq!(read(&without(value, "/dflash_config/target_layer_ids")), config);
+        let silent = without(value, "/dflash_config/target_layer_ids");
+        let error = DrafterConfig::from_json(&silent, "config.json")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("target_layer_ids: missing") && error.contains(&format!("{taps:?}")),
+            "{error}"
+        );
     }
     let wide = flat(
         (2048, 6144, 8, 32, 4, 248_320, 40, 16, 248_070),
@@ -373,17 +380,17 @@ prop_compose! {
     fn any_config()(
         num_kv_heads in 1_usize..5, repeat in 1_usize..5, half_head in 1_usize..65, hidden_groups in 1_usize..9,
         group_size in 1_usize..17, inner in 1_usize..300, windows in prop::collection::vec(any::<bool>(), 1..7),
-        window in 1_usize..5000, causality in 0_u8..3, vocab_size in 20_usize..300_000, depth in 2_usize..80,
+        beyond in 0_usize..5000, causality in 0_u8..3, vocab_size in 20_usize..300_000, depth in 2_usize..80,
         taps in prop::collection::btree_set(0_usize..78, 1..9), block_size in 2_usize..33, mask in 0_u32..20,
         factors in prop::array::uniform4(1e-9_f64..1e9), cap in prop::option::of(1e-3_f64..1e3),
         dflash2 in any::<bool>(), kernel_size in 1_usize..3, rank in 1_usize..300, top_k in 1_usize..20,
-        max_positions in 1_usize..2_000_000, neutral in any::<bool>(),
+        positions in 0_usize..2_000_000, neutral in any::<bool>(),
     ) -> DrafterConfig {
         let taps: Vec<usize> = taps.into_iter().collect();
         let layers = windows
             .iter()
             .map(|&slides| LayerRule {
-                window: slides.then_some(window),
+                window: slides.then_some(block_size + beyond),
                 causal: match causality { 0 => false, 1 => true, _ => slides },
             })
             .collect();
@@ -401,7 +408,7 @@ prop_compose! {
             mask_token_id: mask,
             rms_norm_eps: factors[0],
             rope_theta: factors[1],
-            max_positions,
+            max_positions: block_size + positions,
             output_multiplier: if neutral { 1.0 } else { factors[2] },
             final_logit_softcapping: cap,
             input_embedding_scale: if neutral { 1.0 } else { factors[3] },

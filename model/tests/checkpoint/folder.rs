@@ -443,3 +443,41 @@ fn the_card_says_how_to_serve_and_what_the_numbers_mean() {
     );
     assert_names(&text, &["Not measured", "- dflash\n", r"'it'\''s: here"]);
 }
+
+/// Every stored type, anywhere in a tensor; the largest finite value passes.
+#[test]
+fn a_stored_value_that_is_not_finite_is_refused_by_file_tensor_and_element() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = tiny(true);
+    write_tiny(&folder.path().join("drafter"), &config, &values(&config, DType::F32)).unwrap();
+    let dir = folder.path().join("drafter");
+    for (dtype, largest) in [
+        (DType::BF16, f64::from(bf16::MAX)),
+        (DType::F16, 65_504.0),
+        (DType::F32, f64::from(f32::MAX)),
+        (DType::F64, f64::MAX),
+    ] {
+        for (value, refused) in [
+            (largest, false),
+            (-largest, false),
+            (f64::NAN, true),
+            (f64::INFINITY, true),
+            (f64::NEG_INFINITY, true),
+        ] {
+            let mut tensors = values(&config, dtype);
+            let shape = tensors["norm.weight"].dims().to_vec();
+            let mut spoiled = vec![1.0_f64; shape[0]];
+            spoiled[5] = value;
+            let exact = Tensor::from_vec(spoiled, shape, &Device::Cpu).unwrap();
+            tensors.insert("norm.weight".to_owned(), exact.to_dtype(dtype).unwrap());
+            let tensors: std::collections::HashMap<_, _> = tensors.into_iter().collect();
+            candle_core::safetensors::save(&tensors, dir.join("model.safetensors")).unwrap();
+            let outcome = read_tensors(&dir, &config, &Device::Cpu);
+            if refused {
+                assert_names(&message(outcome), &["model.safetensors", "norm.weight", "element 5"]);
+            } else {
+                outcome.unwrap();
+            }
+        }
+    }
+}

@@ -11,6 +11,7 @@ fn refused(config: &Value, words: &[&str]) {
         Ok(config) => panic!("read although it should not be ({words:?}): {config:?}"),
         Err(error) => error.to_string(),
     };
+    assert!(!message.contains("Some(") && !message.contains("None"), "{message}");
     for word in ["some/config.json"].iter().chain(words) {
         assert!(message.contains(word), "{word:?} is not in: {message}");
     }
@@ -94,6 +95,7 @@ fn a_missing_field_is_named() {
         "/rope_parameters",
         "/dflash_config/block_size",
         "/dflash_config/mask_token_id",
+        "/dflash_config/target_layer_ids",
         "/dflash_config/selector_rank",
         "/dflash_config/selector_top_k",
         "/dflash_config/conv_kernel_size",
@@ -108,7 +110,7 @@ fn a_missing_field_is_named() {
 #[test]
 #[expect(clippy::too_many_lines, reason = "one table")]
 fn an_unsound_value_is_named_with_what_was_expected() {
-    let cases: [(&str, Value, &[&str]); 34] = [
+    let cases: [(&str, Value, &[&str]); 38] = [
         (
             "/dflash_config/mask_token_id",
             json!(248_320),
@@ -126,6 +128,22 @@ fn an_unsound_value_is_named_with_what_was_expected() {
             "/dflash_config/block_size",
             json!(1),
             &["block_size", "at least 2", "got 1"],
+        ),
+        (
+            "/dflash_config/block_size",
+            json!(2049),
+            &["block_size", "sliding_window 2048", "got 2049"],
+        ),
+        (
+            "/sliding_window",
+            json!(7),
+            &["block_size", "sliding_window 7", "got 8"],
+        ),
+        ("/sliding_window", json!(0), &["sliding_window", "at least 1", "got 0"]),
+        (
+            "/max_position_embeddings",
+            json!(7),
+            &["block_size", "max_position_embeddings 7", "got 8"],
         ),
         (
             "/dflash_config/target_layer_ids",
@@ -251,4 +269,45 @@ fn an_unsound_value_is_named_with_what_was_expected() {
 fn a_tiny_config_with_a_mask_outside_its_vocabulary_is_refused() {
     let value = flat((64, 128, 2, 4, 2, 128, 4, 4, 999), 1e6, &[0, 1]);
     refused(&value, &["mask_token_id", "128", "999"]);
+}
+
+/// Engines read a window of 0 as they like, also where no layer slides.
+#[test]
+fn a_window_of_nothing_is_refused_even_when_no_layer_slides() {
+    let value = flat((64, 128, 2, 4, 2, 128, 6, 4, 5), 1e6, &[0, 1]);
+    refused(&with(value, "/sliding_window", json!(0)), &["sliding_window", "got 0"]);
+}
+
+#[test]
+fn what_is_left_to_the_guess_of_an_engine_is_remarked_upon() {
+    let written = read(&qwen_27b_dflash2()).to_json().unwrap();
+    assert_eq!(DrafterConfig::remarks(&written), Vec::<String>::new());
+    for (value, key) in [
+        (without(written.clone(), "/model_type"), "model_type"),
+        (without(written.clone(), "/is_causal"), "is_causal"),
+        (without(written.clone(), "/block_size"), "block_size"),
+        (
+            without(written.clone(), "/dflash_config/block_size"),
+            "dflash_config.block_size",
+        ),
+        (
+            with(written.clone(), "/tie_word_embeddings", json!(true)),
+            "tie_word_embeddings",
+        ),
+        (
+            with(written.clone(), "/dflash_config/mask_token_id", json!(0)),
+            "mask_token_id",
+        ),
+    ] {
+        let remarks = DrafterConfig::remarks(&value);
+        assert_eq!(remarks.len(), 1, "{key}: {remarks:?}");
+        assert!(remarks[0].starts_with(key), "{key}: {remarks:?}");
+    }
+    let plain = flat((64, 128, 2, 4, 2, 128, 6, 4, 5), 1e6, &[0, 1]);
+    let remarks = DrafterConfig::remarks(&without(plain, "/layer_types"));
+    assert!(
+        remarks.iter().any(|remark| remark.starts_with("layer_types: missing")),
+        "{remarks:?}"
+    );
+    assert_eq!(DrafterConfig::remarks(&json!({"model_type": 3})), Vec::<String>::new());
 }

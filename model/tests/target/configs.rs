@@ -94,6 +94,7 @@ fn with(changes: &serde_json::Value) -> Result<TargetConfig> {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn what_is_not_supported_is_refused_by_name() {
     let rope = |theta: serde_json::Value| serde_json::json!({ "rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.25 });
     for (changes, part) in [
@@ -128,12 +129,31 @@ fn what_is_not_supported_is_refused_by_name() {
             serde_json::json!({ "linear_num_value_heads": 24 }),
             "24 is not a multiple of linear_num_key_heads 16",
         ),
-        (serde_json::json!({ "hidden_act": "gelu" }), "hidden_act: expected silu"),
+        (
+            serde_json::json!({ "hidden_act": "gelu" }),
+            "hidden_act: expected silu, came \"gelu\"",
+        ),
+        (
+            serde_json::json!({ "num_hidden_layers": 1_000_000_000_000_000_u64, "layer_types": null }),
+            "num_hidden_layers: expected a whole number from 1 to 16777216",
+        ),
+        (
+            serde_json::json!({ "num_hidden_layers": 5000, "layer_types": null }),
+            "num_hidden_layers: expected at most 4096, came 5000",
+        ),
+        (
+            serde_json::json!({ "head_dim": u64::MAX }),
+            "head_dim: expected a whole number from 1 to 16777216",
+        ),
+        (
+            serde_json::json!({ "hidden_act": null }),
+            "hidden_act: expected silu, came nothing",
+        ),
         (serde_json::json!({ "attention_bias": true }), "attention_bias"),
         (serde_json::json!({ "attn_output_gate": false }), "attn_output_gate"),
         (
             serde_json::json!({ "hidden_size": -1 }),
-            "hidden_size: expected a positive whole number, came -1",
+            "hidden_size: expected a whole number from 1 to 16777216, came -1",
         ),
         (serde_json::json!({ "hidden_size": "big" }), "hidden_size"),
         (
@@ -175,6 +195,7 @@ fn what_is_not_supported_is_refused_by_name() {
     ] {
         let text = with(&changes).expect_err("refused").to_string();
         assert!(text.contains(part), "{changes}: {part} not in {text}");
+        assert!(!text.contains("Some(") && !text.contains("None"), "{text}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The program itself on the demo target: kill and resume, signals, stored and online taps, warm start, exit codes.
+//! The program itself on the demo target: kill and resume, signals, stored and online taps, warm start.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -27,12 +27,12 @@ const SETTINGS: [&str; 17] = [
     "drafter.selector_rank=8",
 ];
 
-fn repository() -> PathBuf {
+pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
 /// Ten conversations that no model wrote; their text does not matter here.
-fn conversations(folder: &Path) -> PathBuf {
+pub(crate) fn conversations(folder: &Path) -> PathBuf {
     let path = folder.join("conversations.jsonl");
     let rows: String = (0..10)
         .map(|i| {
@@ -48,7 +48,7 @@ fn conversations(folder: &Path) -> PathBuf {
     path
 }
 
-fn command(folder: &Path, run: &str, more: &[&str]) -> Command {
+pub(crate) fn command(folder: &Path, run: &str, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dflash-train"));
     command
         .current_dir(repository())
@@ -66,7 +66,7 @@ fn command(folder: &Path, run: &str, more: &[&str]) -> Command {
 }
 
 /// Captures and trains; evaluation is another room's.
-fn train(folder: &Path, run: &str, more: &[&str]) -> Output {
+pub(crate) fn train(folder: &Path, run: &str, more: &[&str]) -> Output {
     for stage in ["capture", "train"] {
         let output = command(folder, run, &[&["--stage", stage], more].concat())
             .output()
@@ -78,7 +78,7 @@ fn train(folder: &Path, run: &str, more: &[&str]) -> Output {
     unreachable!("the train stage returns")
 }
 
-fn succeeded(output: &Output) {
+pub(crate) fn succeeded(output: &Output) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -99,7 +99,7 @@ fn wait_for(path: &Path, child: &mut Child) {
     }
 }
 
-fn same_state(a: &Path, b: &Path) {
+pub(crate) fn same_state(a: &Path, b: &Path) {
     for name in [
         "model.safetensors",
         "state/masters.safetensors",
@@ -244,29 +244,5 @@ fn a_dflash_becomes_a_dflash2_that_drafts_the_same() {
             .unwrap();
         let taps = kernel.to_vec3::<f32>().unwrap();
         assert!(taps.iter().all(|side| side[0] == [1.0; 256] && side[1] == [0.0; 256]));
-    }
-}
-
-#[test]
-fn bad_usage_and_input_exit_with_2_and_name_the_fault() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    conversations(folder);
-    for (more, fault) in [
-        (vec!["--set", "train.speed=1"], "train.speed"),
-        (vec!["--set", "target.path=nowhere"], "nowhere"),
-        (vec!["--set", "target.device=tpu"], "tpu"),
-        (vec!["--set", "taps.layers=[7]"], "taps.layers"),
-        (
-            vec!["--set", "data.conversations=missing.jsonl", "--stage", "capture"],
-            "missing.jsonl",
-        ),
-        (vec!["--resume", "nowhere", "--stage", "train"], "nowhere"),
-        (vec!["--stage", "bake"], "bake"),
-    ] {
-        let output = command(folder, "bad", &more).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{more:?}: {text}");
-        assert!(text.contains(fault), "{more:?}: {text}");
     }
 }

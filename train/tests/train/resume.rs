@@ -125,6 +125,7 @@ impl Trial {
                     seconds: 0.0,
                 }))
             },
+            checkpoint_bytes: 0,
             publish: &|folder| Ok(std::fs::write(folder.join("config.json"), "{}")?),
         };
         fit(&job, &mut self.optimizer, progress, Display::Quiet, &stop)

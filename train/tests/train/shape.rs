@@ -1,9 +1,11 @@
 //! What an open run file resolves to.
 
-use dflash_model::{DrafterConfig, LayerRule, TargetInfo};
+use candle_core::Device;
+use dflash_model::{Codebooks, DrafterConfig, LayerRule, Params, TargetInfo};
 use dflash_train::config::{Algorithm, CodebookKind, RunConfig};
 use dflash_train::config_file;
 use dflash_train::resolve::{default_gamma, default_mask_token, default_taps, resolve};
+use dflash_train::room::Sizes;
 
 fn target() -> TargetInfo {
     TargetInfo {
@@ -104,13 +106,10 @@ fn impossible_shapes_are_refused_by_key() {
     for (change, key) in [
         ("drafter.kv_heads=5", "drafter.kv_heads"),
         ("drafter.head_dim=7", "drafter.head_dim"),
-        ("drafter.block_size=1", "block"),
         ("drafter.mask_token_id=248320", "drafter.mask_token_id"),
         ("drafter.sliding_window=4", "drafter.sliding_window"),
         ("drafter.conv_group=7", "drafter.conv_group"),
         ("drafter.conv_kernel=9", "drafter.conv_kernel"),
-        ("drafter.selector_top_k=0", "drafter.selector_top_k"),
-        ("drafter.layers=0", "drafter.layers"),
         ("taps.layers=[1, 31]", "taps.layers"),
         ("taps.layers=[3, 1]", "taps.layers"),
         ("taps.layers=[]", "taps.layers"),
@@ -158,4 +157,53 @@ fn a_warm_start_keeps_what_the_folder_says() {
     assert!(refusal(&["drafter.ffn=4"], Some(&init)).contains("drafter.ffn"));
     assert!(refusal(&["drafter.algorithm=dflash"], Some(&second.drafter)).contains("drafter.algorithm"));
     assert!(refusal(&["drafter.codebooks=factored"], Some(&second.drafter)).contains("drafter.codebooks"));
+}
+
+/// A warm start brings its sizes past the run file, so they are looked at after it.
+#[test]
+fn a_resolved_shape_is_checked_like_a_written_one_and_against_the_target() {
+    let mut deep = shape(&[]);
+    deep.layers = vec![deep.layers[0]; 65];
+    assert!(refusal(&[], Some(&deep)).contains("drafter.layers: expected a whole number from 1 to 64, got 65"));
+    let small = TargetInfo {
+        vocab_size: 100,
+        max_positions: 64,
+        ..target()
+    };
+    let refused = |change: &[&str]| {
+        let all = [&["drafter.mask_token_id=5", "train.gamma=1"], change].concat();
+        resolve(&config(&all), &small, None).unwrap_err().to_string()
+    };
+    assert!(refused(&["drafter.block_size=65"]).contains("drafter.block_size: expected at most the 64 positions"));
+    assert!(refused(&["drafter.selector_top_k=101"]).contains("drafter.selector_top_k"));
+}
+
+/// What is asked of memory and disk before a drafter is made is what it then takes.
+#[test]
+fn the_sizes_known_before_are_those_of_the_variables_and_of_the_file() {
+    let small = TargetInfo {
+        vocab_size: 96,
+        hidden_size: 32,
+        intermediate_size: 40,
+        ..target()
+    };
+    let sizes = [
+        "drafter.layers=2",
+        "drafter.heads=2",
+        "drafter.kv_heads=1",
+        "drafter.head_dim=16",
+    ];
+    let more = ["drafter.mask_token_id=5", "drafter.selector_rank=8"];
+    for (kind, codebooks) in [("factored", Codebooks::Factored), ("free", Codebooks::Free)] {
+        let kind = format!("drafter.codebooks={kind}");
+        let resolved = resolve(&config(&[&sizes[..], &more, &[&kind]].concat()), &small, None).unwrap();
+        let found = Sizes::of(&resolved);
+        let params = Params::init(&resolved.drafter, codebooks, 0, &Device::Cpu).unwrap();
+        let trained: usize = params.vars().values().map(|var| var.elem_count()).sum();
+        assert_eq!(
+            (found.trained, found.published),
+            (trained as u64, resolved.drafter.parameter_count())
+        );
+        assert_eq!(found.checkpoint(), 2 * found.published + 12 * found.trained);
+    }
 }

@@ -73,7 +73,9 @@ pub fn block_attention(q: &Tensor, k: &Tensor, v: &Tensor, plan: &AttentionPlan)
         .find(|b| b.context_start + b.anchor > plan.context_rows)
     {
         candle_core::bail!(
-            "block_attention: {block:?} needs more than {} context rows",
+            "block_attention: the block at anchor {} of the context from row {} needs more than {} context rows",
+            block.anchor,
+            block.context_start,
             plan.context_rows
         )
     }
