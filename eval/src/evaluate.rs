@@ -4,7 +4,7 @@
 //! down does so for both.
 
 use anyhow::{Context, Result, ensure};
-use dflash_model::{Drafting, Target};
+use dflash_model::{Drafting, Target, with_threads_awake};
 
 use crate::acceptance::{Counts, Tally, bootstrap_interval, macro_acceptance_length};
 use crate::report::{PromptResult, Report, Seconds, Setting, definitions, is_degenerate, repetition};
@@ -124,7 +124,7 @@ pub fn evaluate(
 /// As [`plain`].
 pub fn decode_plainly(target: &dyn Target, taps: &[usize], prompt: &[u32], limits: &Limits) -> Result<Generation> {
     // Inside the pool once a text: from outside, every parallel operation would switch threads twice.
-    rayon::scope(|_| {
+    with_threads_awake(|| {
         let mut session = target.session(taps)?;
         plain(session.as_mut(), prompt, limits, &mut |_| ()).context("plain decoding")
     })
@@ -140,7 +140,7 @@ pub fn decode_speculatively(
     prompt: &[u32],
     limits: &Limits,
 ) -> Result<Generation> {
-    rayon::scope(|_| {
+    with_threads_awake(|| {
         let mut session = target.session(drafting.taps())?;
         let mut draft = drafting.session()?;
         speculate(session.as_mut(), draft.as_mut(), prompt, limits, &mut |_| ()).context("speculative decoding")
