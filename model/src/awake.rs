@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a text waits for the other threads to come; those that are busy with something else go on with it.
-const PATIENCE: Duration = Duration::from_millis(2);
+const PATIENCE: Duration = Duration::from_millis(10);
 /// Fruitless polls after which a polling thread offers its core to other programs.
 const POLLS: u32 = 64;
 

@@ -1,8 +1,9 @@
 //! A frozen matrix in panels, and products with it: out = x W^T for any number of rows, f32.
 //!
-//! W [N, K] is stored as ceil(N / 64) panels, each `[K][64]`, so that the product streams memory in order. BF16
-//! checkpoints stay BF16 in memory (half the traffic; widening is exact): a panel row then is 32 words, column i in the
-//! low half of word i and column i + 32 in the high half.
+//! W [N, K] is stored as ceil(N / 64) panels of two strips, each `[K][32]`, so that the product streams memory in order.
+//! BF16 checkpoints stay BF16 in memory (half the traffic; widening is exact): a strip's row then is one cache line of 16
+//! words, column i in the low half of word i and column i + 16 in the high half. One to three rows take both strips of a
+//! panel at once, more rows one after the other, so that a widened vector serves as many rows as the registers hold.
 //!
 //! Every output element is one chain of multiply-adds over k = 0, 1, 2, ... whatever the number of rows. So a row of a
 //! verify pass equals the same row of a decode step to the bit, and greedy speculative decoding is lossless by
@@ -180,14 +181,12 @@ fn scatter<T: candle_core::WithDType>(parts: &[&Tensor], mut put: impl FnMut(usi
 
 /// Rows of x in tiles of about equal height, each interleaved `[K][height]`.
 struct Tiles {
+    /// `[K][height]` of one tile after the other.
     values: Buffer,
     rows: usize,
     k: usize,
     count: usize,
 }
-
-/// Most rows of a tile.
-const TILE: usize = 12;
 
 impl Tiles {
     fn new(x: &[f32], k: usize) -> Self {
@@ -196,7 +195,7 @@ impl Tiles {
             values: Buffer::zeros(x.len()),
             rows,
             k,
-            count: rows.div_ceil(TILE),
+            count: rows.div_ceil(pulp::Arch::new().dispatch(TallestTile)),
         };
         for tile in 0..tiles.count {
             let (first, height) = tiles.tile(tile);
@@ -229,6 +228,18 @@ fn interleave<const M: usize>(x: &[f32], out: &mut [f32]) {
     let (out, _) = out.as_chunks_mut::<M>();
     for (i, out) in out.iter_mut().enumerate() {
         *out = std::array::from_fn(|r| rows[r][i]);
+    }
+}
+
+/// Most rows of a tile: two sums a row, two vectors of W and one of x fit the registers.
+struct TallestTile;
+
+impl pulp::WithSimd for TallestTile {
+    type Output = usize;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> usize {
+        if S::REGISTER_COUNT >= 32 { 12 } else { 6 }
     }
 }
 
@@ -416,6 +427,42 @@ mod tests {
         (0..count)
             .map(|i| (((i + salt) * 2_654_435_761) % 2003) as f32 / 1001.0 - 1.0)
             .collect()
+    }
+
+    /// The same product with the vector unit given.
+    fn with_unit<S: Simd>(unit: S, packed: &Packed, x: &[f32]) -> Vec<f32> {
+        let mut out = vec![f32::NAN; x.len() / packed.k * packed.n];
+        let mut rows: Vec<&mut [f32]> = out.chunks_exact_mut(packed.n).collect();
+        unit.vectorize(PanelProduct {
+            matrix: packed,
+            first: 0,
+            tiles: &Tiles::new(x, packed.k),
+            out: &mut rows,
+        });
+        out
+    }
+
+    #[test]
+    fn every_vector_unit_gives_the_same_bits() -> Result<()> {
+        for dtype in [DType::F32, DType::BF16] {
+            let (n, k) = (150, 1030);
+            let w = Tensor::from_vec(values(n * k, 3), (n, k), &Device::Cpu)?.to_dtype(dtype)?;
+            let packed = Packed::stack(&[&w])?;
+            for rows in 1..=25 {
+                let x = values(rows * k, 11);
+                let product = packed.product(&x);
+                assert_eq!(
+                    with_unit(pulp::Scalar::new(), &packed, &x),
+                    product[..],
+                    "scalar, {rows} rows"
+                );
+                #[cfg(target_arch = "x86_64")]
+                if let Some(unit) = pulp::x86::V3::try_new() {
+                    assert_eq!(with_unit(unit, &packed, &x), product[..], "AVX2, {rows} rows");
+                }
+            }
+        }
+        Ok(())
     }
 
     #[test]
