@@ -4,7 +4,7 @@
 //! down does so for both.
 
 use anyhow::{Context, Result, ensure};
-use dflash_model::{Drafting, Target};
+use dflash_model::{Drafting, Target, with_threads_awake};
 
 use crate::chooser::Chooser;
 use crate::costs::round_costs;
@@ -213,7 +213,7 @@ pub fn decode_plainly_by(
     mut chooser: Chooser,
 ) -> Result<Generation> {
     // Inside the pool once a text: from outside, every parallel operation would switch threads twice.
-    rayon::scope(|_| {
+    with_threads_awake(|| {
         let mut session = target.session(taps)?;
         plain(session.as_mut(), prompt, limits, &mut chooser, &mut |_| ()).context("plain decoding")
     })
@@ -248,7 +248,7 @@ pub fn decode_speculatively_by(
     prompt: &[u32],
     decision: Decision<'_>,
 ) -> Result<Generation> {
-    rayon::scope(|_| {
+    with_threads_awake(|| {
         let mut session = target.session(drafting.taps())?;
         let mut draft = drafting.session()?;
         speculate(session.as_mut(), draft.as_mut(), prompt, decision, &mut |_| ()).context("speculative decoding")

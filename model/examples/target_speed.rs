@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use candle_core::{DType, Device, Result, bail};
-use dflash_model::{LogitRows, target};
+use dflash_model::{LogitRows, Target, target, with_threads_awake};
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -34,12 +34,17 @@ fn main() -> Result<()> {
     let threads = rayon::current_num_threads();
     println!("{threads} threads, {context} tokens of context, {compute:?}");
 
-    let seconds = fastest(7, || target.taps(prompt, &taps).map(drop))?;
+    with_threads_awake(|| measure(target.as_ref(), prompt, rest, &taps))
+}
+
+fn measure(target: &dyn Target, prompt: &[u32], rest: &[u32], taps: &[usize]) -> Result<()> {
+    let context = prompt.len();
+    let seconds = fastest(7, || target.taps(prompt, taps).map(drop))?;
     println!("taps {taps:?}          {:>9.0} tokens/s", context as f64 / seconds);
-    let seconds = fastest(7, || target.session(&taps)?.forward(prompt, LogitRows::Last).map(drop))?;
+    let seconds = fastest(7, || target.session(taps)?.forward(prompt, LogitRows::Last).map(drop))?;
     println!("full forward           {:>9.0} tokens/s", context as f64 / seconds);
 
-    let mut session = target.session(&taps)?;
+    let mut session = target.session(taps)?;
     session.forward(prompt, LogitRows::None)?;
     let mut next = rest.iter().cycle();
     let one = fastest(32, || {
@@ -48,11 +53,12 @@ fn main() -> Result<()> {
             .map(drop)
     })?;
     println!("decode                 {:>9.0} tokens/s", 1.0 / one);
-    for rows in [1, 4, 8, 16] {
-        let seconds = fastest(15, || session.verify(&rest[..rows])?.commit(0))?;
+    for rows in (1..=8).chain([16]) {
+        let seconds = fastest(32, || session.verify(&rest[..rows])?.commit(0))?;
         println!(
-            "verify {rows:>2} rows         {:>9.2} times a decode step",
-            seconds / one
+            "verify {rows:>2} rows         {:>9.2} times a decode step, {:.3} ms",
+            seconds / one,
+            seconds * 1e3
         );
     }
     let seconds = fastest(15, || session.verify(&rest[..8])?.commit(5))?;

@@ -21,25 +21,32 @@ impl Buffer {
     /// Zeros.
     pub(crate) fn zeros(len: usize) -> Self {
         let mut floats = Self::room(len);
+        floats.clear();
         floats.resize(len, 0.0);
         Self(floats)
     }
 
-    /// An empty vector with room for `len` floats, from the store if one fits.
+    /// Floats of earlier use, for who writes every one of them.
+    pub(crate) fn stale(len: usize) -> Self {
+        let mut floats = Self::room(len);
+        floats.resize(len, 0.0);
+        Self(floats)
+    }
+
+    /// A vector with room for `len` floats, from the store if one fits; what it holds is of no meaning.
     fn room(len: usize) -> Vec<f32> {
         let kept = FREE.with_borrow_mut(|free| {
             let fits = free.iter().enumerate().filter(|(_, kept)| kept.capacity() >= len);
             let tightest = fits.min_by_key(|(_, kept)| kept.capacity()).map(|(i, _)| i);
             tightest.map(|i| free.swap_remove(i))
         });
-        let mut floats = kept.unwrap_or_else(|| Vec::with_capacity(len));
-        floats.clear();
-        floats
+        kept.unwrap_or_else(|| Vec::with_capacity(len))
     }
 
     /// Two slices, one after the other.
     pub(crate) fn joined(first: &[f32], rest: usize, fill: impl FnOnce(&mut Vec<f32>)) -> Self {
         let mut floats = Self::room(first.len() + rest);
+        floats.clear();
         floats.extend_from_slice(first);
         fill(&mut floats);
         Self(floats)

@@ -53,14 +53,21 @@ impl Drafter {
         let config = DrafterConfig::from_json_file(&dir.join("config.json"))?;
         let tensors = crate::folder::read_tensors(dir, &config, device)?;
         let find = |name: &str| tensors.get(name).cloned();
-        Self::build(
+        let mut drafter = Self::build(
             config,
             &Source {
                 find: &find,
                 frozen: true,
                 prefix: String::new(),
             },
-        )
+        )?;
+        let layers = drafter.layers.iter_mut().flat_map(Layer::weights);
+        let projection = drafter
+            .selector
+            .as_mut()
+            .map(|selector| &mut selector.hidden_projection);
+        Weight::gather([&mut drafter.fc].into_iter().chain(layers).chain(projection))?;
+        Ok(drafter)
     }
 
     fn build(config: DrafterConfig, source: &Source<'_>) -> Result<Self> {
@@ -239,6 +246,15 @@ impl Layer {
         })
     }
 
+    /// The matrices in the order of their use.
+    fn weights(&mut self) -> impl Iterator<Item = &mut Weight> {
+        let [before, between] =
+            [&mut self.attention_conv, &mut self.mlp_conv].map(|conv| conv.as_mut().map(|c| &mut c.kernel_projection));
+        let qkv = [&mut self.q_proj, &mut self.k_proj, &mut self.v_proj, &mut self.o_proj];
+        let feed_forward = [&mut self.gate_proj, &mut self.up_proj, &mut self.down_proj];
+        before.into_iter().chain(qkv).chain(between).chain(feed_forward)
+    }
+
     /// Rotated keys and values of rows that are already normed, each [rows, kv_heads, D].
     fn keys_values(&self, rows: &Tensor, at: &Rotation, config: &DrafterConfig) -> Result<(Tensor, Tensor)> {
         let shape = (rows.dim(0)?, config.num_kv_heads, config.head_dim);
@@ -361,14 +377,29 @@ impl CandidateSelector {
         candidates: &Arc<Vec<u32>>,
         head: &TargetHead,
     ) -> Result<Tensor> {
-        let rows = hidden.dim(0)?;
+        self.edges_of(&self.project(hidden)?, predecessors, candidates, head)
+    }
+
+    /// P h of every row, [R, r]: what [`Self::edges_of`] starts from.
+    pub(crate) fn project(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.hidden_projection.apply(hidden)
+    }
+
+    /// As [`Self::edges`], of projected hidden rows `z` [R, r].
+    pub(crate) fn edges_of(
+        &self,
+        z: &Tensor,
+        predecessors: &[u32],
+        candidates: &Arc<Vec<u32>>,
+        head: &TargetHead,
+    ) -> Result<Tensor> {
+        let rows = z.dim(0)?;
         let k = candidates.len() / rows.max(1);
-        let predecessors = Tensor::from_slice(predecessors, rows, hidden.device())?;
-        let z = self.hidden_projection.apply(hidden)?;
+        let predecessors = Tensor::from_slice(predecessors, rows, z.device())?;
         match &self.codebooks {
             CodebookTensors::Free { predecessor, successor } => {
                 let x = (predecessor.index_select(&predecessors, 0)? * z)?;
-                let ids = Tensor::from_slice(candidates, rows * k, hidden.device())?;
+                let ids = Tensor::from_slice(candidates, rows * k, z.device())?;
                 let successors = successor.index_select(&ids, 0)?.reshape((rows, k, x.dim(1)?))?;
                 successors.broadcast_mul(&x.unsqueeze(1)?)?.sum(2)
             }

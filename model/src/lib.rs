@@ -6,7 +6,8 @@
 //! Words used throughout: the *target* is the large model whose output must not change; the *drafter* proposes
 //! a *block* of tokens that starts with an already committed *anchor*; a *tap* is the output of one target layer.
 
-pub mod blocks;
+mod awake;
+mod blocks;
 mod buffer;
 pub mod device;
 pub mod drafter;
@@ -16,12 +17,14 @@ pub mod folder;
 pub mod init;
 pub mod ops;
 mod packed;
+mod pages;
 pub mod params;
 pub mod simd;
 pub mod target;
 pub mod tensor_file;
 pub mod walk;
 
+pub use awake::with_threads_awake;
 pub use blocks::{Block, Blocks};
 pub use drafter::Drafter;
 pub use drafter_config::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig};

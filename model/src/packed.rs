@@ -1,8 +1,9 @@
 //! A frozen matrix in panels, and products with it: out = x W^T for any number of rows, f32.
 //!
-//! W [N, K] is stored as ceil(N / 64) panels, each `[K][64]`, so that the product streams memory in order. BF16
-//! checkpoints stay BF16 in memory (half the traffic; widening is exact): a panel row then is 32 words, column i in the
-//! low half of word i and column i + 32 in the high half.
+//! W [N, K] is stored as ceil(N / 64) panels of two strips, each `[K][32]`, so that the product streams memory in order.
+//! BF16 checkpoints stay BF16 in memory (half the traffic; widening is exact): a strip's row then is one cache line of 16
+//! words, column i in the low half of word i and column i + 16 in the high half. One to three rows take both strips of a
+//! panel at once, more rows one after the other, so that a widened vector serves as many rows as the registers hold.
 //!
 //! Every output element is one chain of multiply-adds over k = 0, 1, 2, ... whatever the number of rows. So a row of a
 //! verify pass equals the same row of a decode step to the bit, and greedy speculative decoding is lossless by
@@ -16,10 +17,14 @@ use candle_core::{DType, Result, Tensor};
 use pulp::Simd;
 use rayon::prelude::*;
 
+use crate::awake::awake;
 use crate::buffer::Buffer;
+use crate::pages::{Gather, Stored, gather};
 
-/// Columns of a panel.
+/// Columns of a panel: two strips.
 const PANEL: usize = 64;
+/// Columns of a strip, which lies in memory as [K][32]: a BF16 row of it is one cache line.
+const STRIP: usize = 32;
 /// Rows of x that one thread takes at a time when there are many.
 const ROW_BLOCK: usize = 96;
 /// Depth of one pass over a panel, so that panel and rows stay in the second-level cache.
@@ -29,6 +34,12 @@ const DEPTH: usize = 1024;
 const PARALLEL_WORK: usize = 6 << 20;
 /// See [`PARALLEL_WORK`].
 const PARALLEL_BYTES: usize = 4 << 20;
+/// The same while the threads are kept awake, when another thread takes over in one or two.
+const AWAKE_WORK: usize = 256 << 10;
+/// See [`AWAKE_WORK`].
+const AWAKE_BYTES: usize = 64 << 10;
+/// Pieces a thread that the columns are cut into.
+const PIECES: usize = 1;
 
 /// A frozen [N, K] matrix, packed.
 #[derive(Debug)]
@@ -40,8 +51,8 @@ pub(crate) struct Packed {
 
 #[derive(Debug)]
 enum Panels {
-    F32(Vec<f32>),
-    Bf16(Vec<u32>),
+    F32(Stored<f32>),
+    Bf16(Stored<u32>),
 }
 
 impl Packed {
@@ -53,14 +64,14 @@ impl Packed {
         let panels = if parts.iter().all(|part| part.dtype() == DType::BF16) {
             let mut panels = vec![0u32; count * k * PANEL / 2];
             scatter(parts, |column, row: &[half::bf16]| {
-                let (panel, lane) = (column / PANEL, column % PANEL);
-                let shift = if lane < PANEL / 2 { 0 } else { 16 };
-                let words = &mut panels[panel * k * PANEL / 2..][..k * PANEL / 2];
-                for (word, x) in words.iter_mut().skip(lane % (PANEL / 2)).step_by(PANEL / 2).zip(row) {
+                let (strip, lane) = (column / STRIP, column % STRIP);
+                let shift = if lane < STRIP / 2 { 0 } else { 16 };
+                let words = &mut panels[strip * k * STRIP / 2..][..k * STRIP / 2];
+                for (word, x) in words.iter_mut().skip(lane % (STRIP / 2)).step_by(STRIP / 2).zip(row) {
                     *word |= u32::from(x.to_bits()) << shift;
                 }
             })?;
-            Panels::Bf16(panels)
+            Panels::Bf16(Stored::Own(panels))
         } else {
             let mut panels = vec![0f32; count * k * PANEL];
             let parts: Vec<Tensor> = parts
@@ -68,14 +79,23 @@ impl Packed {
                 .map(|part| part.to_dtype(DType::F32))
                 .collect::<Result<_>>()?;
             scatter(&parts.iter().collect::<Vec<_>>(), |column, row: &[f32]| {
-                let panel = &mut panels[column / PANEL * k * PANEL..][..k * PANEL];
-                for (slot, x) in panel.iter_mut().skip(column % PANEL).step_by(PANEL).zip(row) {
+                let strip = &mut panels[column / STRIP * k * STRIP..][..k * STRIP];
+                for (slot, x) in strip.iter_mut().skip(column % STRIP).step_by(STRIP).zip(row) {
                     *slot = *x;
                 }
             })?;
-            Panels::F32(panels)
+            Panels::F32(Stored::Own(panels))
         };
         Ok(Self { n, k, panels })
+    }
+
+    /// Moves packed matrices, in the order in which they are used, into memory that is read faster.
+    pub(crate) fn gather<'m>(matrices: impl IntoIterator<Item = &'m mut Self>) -> Result<()> {
+        let slices = matrices.into_iter().map(|matrix| match &mut matrix.panels {
+            Panels::F32(floats) => floats as &mut dyn Gather,
+            Panels::Bf16(words) => words as &mut dyn Gather,
+        });
+        gather(slices.collect())
     }
 
     /// Columns of x, K.
@@ -91,87 +111,59 @@ impl Packed {
     /// x W^T: x is [rows, K], the result [rows, N].
     pub(crate) fn product(&self, x: &[f32]) -> Buffer {
         let rows = x.len() / self.k;
-        let mut out = Buffer::zeros(rows * self.n);
+        let mut out = Buffer::stale(rows * self.n);
         let threads = rayon::current_num_threads();
-        let bytes = match &self.panels {
-            Panels::F32(floats) => floats.len() * 4,
-            Panels::Bf16(words) => words.len() * 4,
+        let (work, bytes) = if awake() {
+            (AWAKE_WORK, AWAKE_BYTES)
+        } else {
+            (PARALLEL_WORK, PARALLEL_BYTES)
         };
-        let small = (rows * self.n * self.k < PARALLEL_WORK && bytes < PARALLEL_BYTES) || threads == 1;
-        let count = self.n.div_ceil(PANEL);
-        if small || rows >= threads * ROW_BLOCK / 2 {
-            let work = |(x, out): (&[f32], &mut [f32])| {
-                let tiles = Tiles::new(x, self.k);
-                for panel in 0..count {
-                    let from = panel * PANEL;
-                    let columns = Columns {
-                        stride: self.n,
-                        from,
-                        width: PANEL.min(self.n - from),
-                    };
-                    self.panel(panel, &tiles, out, columns);
-                }
-            };
-            if small {
-                work((x, &mut out));
-            } else {
-                x.par_chunks(ROW_BLOCK * self.k)
-                    .zip(out.par_chunks_mut(ROW_BLOCK * self.n))
-                    .for_each(work);
-            }
+        let small = (rows * self.n * self.k < work && self.bytes() < bytes) || threads == 1;
+        if !small && rows >= threads * ROW_BLOCK / 2 {
+            x.par_chunks(ROW_BLOCK * self.k)
+                .zip(out.par_chunks_mut(ROW_BLOCK * self.n))
+                .for_each(|(x, out)| {
+                    let mut out: Vec<&mut [f32]> = out.chunks_exact_mut(self.n).collect();
+                    self.columns(0, &Tiles::new(x, self.k), &mut out);
+                });
             return out;
         }
-        // few rows: the threads share the panels instead, since reading the matrix is what takes the time
         let tiles = Tiles::new(x, self.k);
-        let grain = count.div_ceil(threads * 2);
-        let mut by_panel = Buffer::zeros(count * rows * PANEL);
-        by_panel
-            .par_chunks_mut(grain * rows * PANEL)
-            .enumerate()
-            .for_each(|(chunk, out)| {
-                for (i, out) in out.chunks_exact_mut(rows * PANEL).enumerate() {
-                    self.panel(
-                        chunk * grain + i,
-                        &tiles,
-                        out,
-                        Columns {
-                            stride: PANEL,
-                            from: 0,
-                            width: PANEL,
-                        },
-                    );
-                }
-            });
-        if rows == 1 {
-            out.copy_from_slice(&by_panel[..self.n]);
-            return out;
-        }
-        for (r, out) in out.chunks_exact_mut(self.n).enumerate() {
-            for (panel, out) in out.chunks_mut(PANEL).enumerate() {
-                out.copy_from_slice(&by_panel[(panel * rows + r) * PANEL..][..out.len()]);
+        let count = self.n.div_ceil(PANEL);
+        let grain = if small { count } else { count.div_ceil(threads * PIECES) };
+        // few rows: the threads share the panels instead, since reading the matrix is what takes the time
+        let mut pieces: Vec<Vec<&mut [f32]>> = Vec::new();
+        pieces.resize_with(count.div_ceil(grain.max(1)), || Vec::with_capacity(rows));
+        for row in out.chunks_exact_mut(self.n) {
+            for (piece, part) in pieces.iter_mut().zip(row.chunks_mut(grain * PANEL)) {
+                piece.push(part);
             }
+        }
+        let work = |(piece, out): (usize, &mut Vec<&mut [f32]>)| self.columns(piece * grain, &tiles, out);
+        if small {
+            pieces.iter_mut().enumerate().for_each(work);
+        } else {
+            pieces.par_iter_mut().enumerate().for_each(work);
         }
         out
     }
 
-    /// The product of all rows with one panel, into `columns` of `out`.
-    fn panel(&self, panel: usize, tiles: &Tiles, out: &mut [f32], columns: Columns) {
+    fn bytes(&self) -> usize {
+        match &self.panels {
+            Panels::F32(floats) => floats.len() * 4,
+            Panels::Bf16(words) => words.len() * 4,
+        }
+    }
+
+    /// The product of all rows with the panels from `first`, as many columns as the rows of `out` have.
+    fn columns(&self, first: usize, tiles: &Tiles, out: &mut [&mut [f32]]) {
         pulp::Arch::new().dispatch(PanelProduct {
             matrix: self,
-            panel,
+            first,
             tiles,
             out,
-            columns,
         });
     }
-}
-
-/// The columns of a row-major matrix that one panel fills.
-#[derive(Clone, Copy)]
-struct Columns {
-    stride: usize,
-    from: usize,
-    width: usize,
 }
 
 /// Calls `put(column, row)` for every row of the stacked parts.
@@ -187,180 +179,238 @@ fn scatter<T: candle_core::WithDType>(parts: &[&Tensor], mut put: impl FnMut(usi
     Ok(())
 }
 
-/// Rows of x, six at a time and interleaved `[K][6]`; the last tile may be narrower.
+/// Rows of x in tiles of about equal height, each interleaved `[K][height]`.
 struct Tiles {
+    /// `[K][height]` of one tile after the other.
     values: Buffer,
     rows: usize,
     k: usize,
+    count: usize,
 }
-
-const TILE: usize = 6;
 
 impl Tiles {
     fn new(x: &[f32], k: usize) -> Self {
         let rows = x.len() / k;
-        let mut values = Buffer::zeros(x.len());
-        for (tile, values) in x.chunks(TILE * k).zip(values.chunks_mut(TILE * k)) {
-            let width = tile.len() / k;
-            for (r, row) in tile.chunks_exact(k).enumerate() {
-                for (slot, x) in values[r..].iter_mut().step_by(width).zip(row) {
-                    *slot = *x;
-                }
+        let mut tiles = Self {
+            values: Buffer::zeros(x.len()),
+            rows,
+            k,
+            count: rows.div_ceil(pulp::Arch::new().dispatch(TallestTile)),
+        };
+        for tile in 0..tiles.count {
+            let (first, height) = tiles.tile(tile);
+            let x = &x[first * k..][..height * k];
+            let out = &mut tiles.values[first * k..][..height * k];
+            macro_rules! interleave {
+                ($($height:literal)*) => {
+                    match height {
+                        $($height => interleave::<$height>(x, out),)*
+                        _ => {}
+                    }
+                };
             }
+            interleave!(1 2 3 4 5 6 7 8 9 10 11 12);
         }
-        Self { values, rows, k }
+        tiles
+    }
+
+    /// First row and height of a tile: heights differ by one at most, so that no tile is left with a few rows.
+    fn tile(&self, tile: usize) -> (usize, usize) {
+        let (each, more) = (self.rows / self.count, self.rows % self.count);
+        (tile * each + tile.min(more), each + usize::from(tile < more))
     }
 }
 
-struct PanelProduct<'a> {
-    matrix: &'a Packed,
-    panel: usize,
-    tiles: &'a Tiles,
-    out: &'a mut [f32],
-    columns: Columns,
+/// `M` rows of x, [M, K], as `[K][M]`.
+fn interleave<const M: usize>(x: &[f32], out: &mut [f32]) {
+    let k = x.len() / M;
+    let rows: [&[f32]; M] = std::array::from_fn(|r| &x[r * k..][..k]);
+    let (out, _) = out.as_chunks_mut::<M>();
+    for (i, out) in out.iter_mut().enumerate() {
+        *out = std::array::from_fn(|r| rows[r][i]);
+    }
 }
 
-impl pulp::WithSimd for PanelProduct<'_> {
+/// Most rows of a tile: two sums a row, two vectors of W and one of x fit the registers.
+struct TallestTile;
+
+impl pulp::WithSimd for TallestTile {
+    type Output = usize;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> usize {
+        if S::REGISTER_COUNT >= 32 { 12 } else { 6 }
+    }
+}
+
+struct PanelProduct<'a, 'o> {
+    matrix: &'a Packed,
+    /// The panel of the first column of `out`.
+    first: usize,
+    tiles: &'a Tiles,
+    out: &'a mut [&'o mut [f32]],
+}
+
+impl pulp::WithSimd for PanelProduct<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let k = self.matrix.k;
-        match &self.matrix.panels {
-            Panels::F32(panels) => {
-                let panel = &panels[self.panel * k * PANEL..][..k * PANEL];
-                product::<S, FloatRows>(simd, panel, self.tiles, self.out, self.columns);
-            }
-            Panels::Bf16(panels) => {
-                let panel = &panels[self.panel * k * PANEL / 2..][..k * PANEL / 2];
-                product::<S, HalfRows>(simd, panel, self.tiles, self.out, self.columns);
+        let width = self.out.first().map_or(0, |row| row.len());
+        for panel in 0..width.div_ceil(PANEL) {
+            let (number, from) = (self.first + panel, panel * PANEL);
+            let size = k * PANEL;
+            match &self.matrix.panels {
+                Panels::F32(panels) => {
+                    product::<S, FloatRows>(simd, &panels[number * size..][..size], self.tiles, self.out, from);
+                }
+                Panels::Bf16(panels) => {
+                    product::<S, HalfRows>(
+                        simd,
+                        &panels[number * size / 2..][..size / 2],
+                        self.tiles,
+                        self.out,
+                        from,
+                    );
+                }
             }
         }
     }
 }
 
-/// How a panel row becomes vectors. Group g of `PANEL / (4 * lanes)` holds the column runs 2g and 2g + 1 of either half.
-trait PanelRows {
+/// How a strip's row becomes vectors: pair v is lanes of the columns from v * lanes and from 16 + v * lanes.
+trait StripRows {
     type Word: Copy;
     const WORDS: usize;
-    fn load<S: Simd>(simd: S, row: &[Self::Word], group: usize) -> [S::f32s; 4];
+    fn pair<S: Simd>(simd: S, row: &[Self::Word], v: usize) -> [S::f32s; 2];
 }
 
 struct FloatRows;
-impl PanelRows for FloatRows {
+impl StripRows for FloatRows {
     type Word = f32;
-    const WORDS: usize = PANEL;
+    const WORDS: usize = STRIP;
     #[inline(always)]
-    fn load<S: Simd>(_: S, row: &[f32], group: usize) -> [S::f32s; 4] {
+    fn pair<S: Simd>(_: S, row: &[f32], v: usize) -> [S::f32s; 2] {
         let (vectors, _) = S::as_simd_f32s(row);
-        let half = PANEL / 2 / S::F32_LANES;
-        [
-            vectors[2 * group],
-            vectors[2 * group + 1],
-            vectors[half + 2 * group],
-            vectors[half + 2 * group + 1],
-        ]
+        [vectors[v], vectors[STRIP / 2 / S::F32_LANES + v]]
     }
 }
 
 struct HalfRows;
-impl PanelRows for HalfRows {
+impl StripRows for HalfRows {
     type Word = u32;
-    const WORDS: usize = PANEL / 2;
+    const WORDS: usize = STRIP / 2;
     #[inline(always)]
-    fn load<S: Simd>(simd: S, row: &[u32], group: usize) -> [S::f32s; 4] {
+    fn pair<S: Simd>(simd: S, row: &[u32], v: usize) -> [S::f32s; 2] {
         let (vectors, _) = S::as_simd_u32s(row);
-        let (a, b) = (vectors[2 * group], vectors[2 * group + 1]);
-        let (sixteen, high) = (simd.splat_u32s(16), simd.splat_u32s(0xffff_0000));
+        let word = vectors[v];
         [
-            simd.transmute_f32s_u32s(simd.wrapping_dyn_shl_u32s(a, sixteen)),
-            simd.transmute_f32s_u32s(simd.wrapping_dyn_shl_u32s(b, sixteen)),
-            simd.transmute_f32s_u32s(simd.and_u32s(a, high)),
-            simd.transmute_f32s_u32s(simd.and_u32s(b, high)),
+            simd.transmute_f32s_u32s(simd.wrapping_dyn_shl_u32s(word, simd.splat_u32s(16))),
+            simd.transmute_f32s_u32s(simd.and_u32s(word, simd.splat_u32s(0xffff_0000))),
         ]
     }
 }
 
+/// All rows times one panel, into the columns from `column`.
 #[inline(always)]
-fn product<S: Simd, R: PanelRows>(simd: S, panel: &[R::Word], tiles: &Tiles, out: &mut [f32], columns: Columns) {
+fn product<S: Simd, R: StripRows>(simd: S, panel: &[R::Word], tiles: &Tiles, out: &mut [&mut [f32]], column: usize) {
     let k = tiles.k;
+    let strips = [&panel[..k * R::WORDS], &panel[k * R::WORDS..]];
     for from in (0..k).step_by(DEPTH) {
         let to = k.min(from + DEPTH);
-        let depth = &panel[from * R::WORDS..to * R::WORDS];
-        for first in (0..tiles.rows).step_by(TILE) {
-            let width = TILE.min(tiles.rows - first);
-            let x = &tiles.values[first * k + from * width..first * k + to * width];
-            let out = &mut out[first * columns.stride..];
-            match width {
-                1 => tile::<S, R, 1>(simd, depth, x, out, columns, from > 0),
-                2 => tile::<S, R, 2>(simd, depth, x, out, columns, from > 0),
-                3 => tile::<S, R, 3>(simd, depth, x, out, columns, from > 0),
-                4 => tile::<S, R, 4>(simd, depth, x, out, columns, from > 0),
-                5 => tile::<S, R, 5>(simd, depth, x, out, columns, from > 0),
-                _ => tile::<S, R, TILE>(simd, depth, x, out, columns, from > 0),
+        let (a, b) = (
+            &strips[0][from * R::WORDS..to * R::WORDS],
+            &strips[1][from * R::WORDS..to * R::WORDS],
+        );
+        for number in 0..tiles.count {
+            let (first, height) = tiles.tile(number);
+            let x = &tiles.values[first * k + from * height..first * k + to * height];
+            let out = &mut out[first..first + height];
+            let resume = from > 0;
+            // one strip leaves a tile of one to three rows waiting for its own sums, two keep the units busy
+            macro_rules! by_height {
+                ($($height:literal)*) => {
+                    match height {
+                        1 => tile::<S, R, 1, 2>(simd, [a, b], x, out, column, resume),
+                        2 => tile::<S, R, 2, 2>(simd, [a, b], x, out, column, resume),
+                        3 => tile::<S, R, 3, 2>(simd, [a, b], x, out, column, resume),
+                        $($height => {
+                            tile::<S, R, $height, 1>(simd, [a], x, out, column, resume);
+                            tile::<S, R, $height, 1>(simd, [b], x, out, column + STRIP, resume);
+                        })*
+                        _ => {}
+                    }
+                };
             }
+            by_height!(4 5 6 7 8 9 10 11 12);
         }
     }
 }
 
-/// `M` rows times one panel; `resume` continues the sums that stand in `out`.
+/// `M` rows times `N` strips, into the columns from `at`, those that there are; `resume` continues the sums in `out`.
 #[inline(always)]
-fn tile<S: Simd, R: PanelRows, const M: usize>(
+fn tile<S: Simd, R: StripRows, const M: usize, const N: usize>(
     simd: S,
-    panel: &[R::Word],
+    strips: [&[R::Word]; N],
     x: &[f32],
-    out: &mut [f32],
-    at: Columns,
+    out: &mut [&mut [f32]],
+    at: usize,
     resume: bool,
 ) {
     let lanes = S::F32_LANES;
-    for group in 0..PANEL / (4 * lanes) {
-        let mut start = [[simd.splat_f32s(0.0); 4]; M];
-        let columns = [
-            2 * group * lanes,
-            (2 * group + 1) * lanes,
-            PANEL / 2 + 2 * group * lanes,
-            PANEL / 2 + (2 * group + 1) * lanes,
-        ];
+    for v in 0..STRIP / 2 / lanes {
+        let column = |strip: usize, half: usize| at + strip * STRIP + half * (STRIP / 2) + v * lanes;
+        let mut start = [[[simd.splat_f32s(0.0); 2]; N]; M];
         if resume {
-            for (r, sums) in start.iter_mut().enumerate() {
-                let out = &out[r * at.stride + at.from..][..at.width];
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = simd.partial_load_f32s(&out[column.min(at.width)..]);
+            for (sums, out) in start.iter_mut().zip(out.iter()) {
+                for (strip, pair) in sums.iter_mut().enumerate() {
+                    for (half, sum) in pair.iter_mut().enumerate() {
+                        *sum = simd.partial_load_f32s(&out[column(strip, half).min(out.len())..]);
+                    }
                 }
             }
         }
-        let sums = accumulate::<S, R, M>(simd, panel, x, group, start);
-        for (r, sums) in sums.iter().enumerate() {
-            let out = &mut out[r * at.stride + at.from..][..at.width];
-            for (sum, column) in sums.iter().zip(columns) {
-                if column + lanes <= at.width {
-                    let (vectors, _) = S::as_mut_simd_f32s(&mut out[column..][..lanes]);
-                    vectors[0] = *sum;
-                } else if column < at.width {
-                    simd.partial_store_f32s(&mut out[column..], *sum);
+        let sums = accumulate::<S, R, M, N>(simd, strips, x, v, start);
+        for (sums, out) in sums.iter().zip(out.iter_mut()) {
+            for (strip, pair) in sums.iter().enumerate() {
+                for (half, sum) in pair.iter().enumerate() {
+                    let column = column(strip, half);
+                    if column + lanes <= out.len() {
+                        let (vectors, _) = S::as_mut_simd_f32s(&mut out[column..][..lanes]);
+                        vectors[0] = *sum;
+                    } else if column < out.len() {
+                        simd.partial_store_f32s(&mut out[column..], *sum);
+                    }
                 }
             }
         }
     }
 }
 
-/// The sums of `M` rows with the four vectors of one group, continued from `sums`. Apart from loading and storing, so that
-/// the sums are only ever indexed by constants and stay in registers.
+/// The sums of `M` rows with pair `v` of `N` strips, continued from `sums`. Apart from loading and storing, so that the
+/// sums are only ever indexed by constants and stay in registers.
 #[inline(always)]
-fn accumulate<S: Simd, R: PanelRows, const M: usize>(
+fn accumulate<S: Simd, R: StripRows, const M: usize, const N: usize>(
     simd: S,
-    panel: &[R::Word],
+    strips: [&[R::Word]; N],
     x: &[f32],
-    group: usize,
-    mut sums: [[S::f32s; 4]; M],
-) -> [[S::f32s; 4]; M] {
-    for (row, x) in panel.chunks_exact(R::WORDS).zip(x.chunks_exact(M)) {
-        let w = R::load(simd, row, group);
+    v: usize,
+    mut sums: [[[S::f32s; 2]; N]; M],
+) -> [[[S::f32s; 2]; N]; M] {
+    let depth = x.len() / M;
+    let strips = strips.map(|strip| &strip[..depth * R::WORDS]);
+    for (i, x) in x.chunks_exact(M).enumerate() {
+        let mut w = [[simd.splat_f32s(0.0); 2]; N];
+        for s in 0..N {
+            w[s] = R::pair(simd, &strips[s][i * R::WORDS..(i + 1) * R::WORDS], v);
+        }
         for r in 0..M {
             let x = simd.splat_f32s(x[r]);
-            for v in 0..4 {
-                sums[r][v] = simd.mul_add_f32s(x, w[v], sums[r][v]);
+            for s in 0..N {
+                for half in 0..2 {
+                    sums[r][s][half] = simd.mul_add_f32s(x, w[s][half], sums[r][s][half]);
+                }
             }
         }
     }
@@ -377,6 +427,42 @@ mod tests {
         (0..count)
             .map(|i| (((i + salt) * 2_654_435_761) % 2003) as f32 / 1001.0 - 1.0)
             .collect()
+    }
+
+    /// The same product with the vector unit given.
+    fn with_unit<S: Simd>(unit: S, packed: &Packed, x: &[f32]) -> Vec<f32> {
+        let mut out = vec![f32::NAN; x.len() / packed.k * packed.n];
+        let mut rows: Vec<&mut [f32]> = out.chunks_exact_mut(packed.n).collect();
+        unit.vectorize(PanelProduct {
+            matrix: packed,
+            first: 0,
+            tiles: &Tiles::new(x, packed.k),
+            out: &mut rows,
+        });
+        out
+    }
+
+    #[test]
+    fn every_vector_unit_gives_the_same_bits() -> Result<()> {
+        for dtype in [DType::F32, DType::BF16] {
+            let (n, k) = (150, 1030);
+            let w = Tensor::from_vec(values(n * k, 3), (n, k), &Device::Cpu)?.to_dtype(dtype)?;
+            let packed = Packed::stack(&[&w])?;
+            for rows in 1..=25 {
+                let x = values(rows * k, 11);
+                let product = packed.product(&x);
+                assert_eq!(
+                    with_unit(pulp::Scalar::new(), &packed, &x),
+                    product[..],
+                    "scalar, {rows} rows"
+                );
+                #[cfg(target_arch = "x86_64")]
+                if let Some(unit) = pulp::x86::V3::try_new() {
+                    assert_eq!(with_unit(unit, &packed, &x), product[..], "AVX2, {rows} rows");
+                }
+            }
+        }
+        Ok(())
     }
 
     #[test]

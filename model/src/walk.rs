@@ -37,7 +37,8 @@ impl BoundDrafter {
         }
         // Published codebooks need no head of their own; factored ones multiply with it in f32.
         let factored = drafter.selector.as_ref().is_some_and(CandidateSelector::is_factored);
-        let logits = Weight::frozen(&head.head)?;
+        let mut logits = Weight::frozen(&head.head)?;
+        Weight::gather([&mut logits])?;
         let head = if factored { head.in_f32()? } else { head.clone() };
         Ok(Self { drafter, head, logits })
     }
@@ -116,24 +117,30 @@ pub fn walk(
     sampling: &mut Sampling<'_>,
 ) -> Result<Proposal> {
     let rows = logits.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+    let projected = match &bound.drafter.selector {
+        Some(selector) => Some((selector, selector.project(hidden)?)),
+        None => None,
+    };
     let k = bound.drafter.selector.as_ref().map_or(1, |selector| selector.top_k);
     let mut slots = Vec::with_capacity(rows.len());
     let mut previous = anchor;
     for (i, unary) in rows.iter().enumerate() {
-        if let Some(id) = unary.iter().position(|u| u.is_nan()) {
+        if has_nan(unary)
+            && let Some(id) = unary.iter().position(|u| u.is_nan())
+        {
             candle_core::bail!("drafter logits: slot {} has NaN at token {id}", i + 1)
         }
         let mut candidates = vec![0u32; k];
         top_k(unary, &mut candidates);
-        let slot = match &bound.drafter.selector {
+        let slot = match &projected {
             None => ProposalSlot {
                 token: candidates[0],
                 candidates: Vec::new(),
                 q: Vec::new(),
             },
-            Some(selector) => {
+            Some((selector, z)) => {
                 let ids = Arc::new(candidates.clone());
-                let edges = selector.edges(&hidden.narrow(0, i, 1)?, &[previous], &ids, &bound.head)?;
+                let edges = selector.edges_of(&z.narrow(0, i, 1)?, &[previous], &ids, &bound.head)?;
                 let edges = edges.flatten_all()?.to_vec1::<f32>()?;
                 let scores: Vec<f32> = candidates
                     .iter()
@@ -147,6 +154,11 @@ pub fn walk(
         slots.push(slot);
     }
     Ok(Proposal { slots })
+}
+
+/// Whether a NaN is among the values: all are looked at, which vectorises where a search for the first does not.
+fn has_nan(values: &[f32]) -> bool {
+    values.iter().fold(false, |found, value| found | value.is_nan())
 }
 
 /// Probabilities softmax(scores / temperature), f32, summing to 1.

@@ -66,11 +66,14 @@ impl CustomOp1 for GatheredDot {
                 .zip(self.ids.par_chunks(self.k))
                 .zip(x.par_chunks(h))
                 .for_each(|((scores, ids), x)| {
-                    vectorised(|| {
-                        for (score, id) in scores.iter_mut().zip(ids) {
-                            *score = dot(x, &table[*id as usize * h..][..h]);
-                        }
-                    });
+                    vectorised(
+                        #[inline(always)]
+                        || {
+                            for (score, id) in scores.iter_mut().zip(ids) {
+                                *score = dot(x, &table[*id as usize * h..][..h]);
+                            }
+                        },
+                    );
                 });
             Ok(())
         })?;
@@ -86,11 +89,14 @@ impl CustomOp1 for GatheredDot {
                     .zip(self.ids.par_chunks(self.k))
                     .zip(ds.par_chunks(self.k))
                     .for_each(|((dx, ids), ds)| {
-                        vectorised(|| {
-                            for (ds, id) in ds.iter().zip(ids) {
-                                add_scaled(dx, *ds, &table[*id as usize * h..][..h]);
-                            }
-                        });
+                        vectorised(
+                            #[inline(always)]
+                            || {
+                                for (ds, id) in ds.iter().zip(ids) {
+                                    add_scaled(dx, *ds, &table[*id as usize * h..][..h]);
+                                }
+                            },
+                        );
                     });
                 Ok(())
             })

@@ -115,28 +115,31 @@ impl GroupedConv {
                     .zip(gz.par_chunks(rows * h)),
             )
             .map(|((gy, gdelta), ((y, delta), gz))| {
-                vectorised(|| {
-                    let mut gbase = vec![0f32; k * h];
-                    for t in 0..gz.len() / h {
-                        let gz = &gz[t * h..][..h];
-                        for tap in 0..k.min(t % b + 1) {
-                            let (y, gy) = (&y[(t - tap) * h..][..h], &mut gy[(t - tap) * h..][..h]);
-                            let gbase = &mut gbase[tap * h..][..h];
-                            let (base, at) = (self.base(base, tap), t * width + self.dynamic_at(tap));
-                            for q in 0..self.groups {
-                                let (c, dynamic) = (q * g..(q + 1) * g, delta[at + q]);
-                                gdelta[at + q] = dot(&gz[c.clone()], &y[c.clone()]);
-                                let (gy, gbase) = (&mut gy[c.clone()], &mut gbase[c.clone()]);
-                                let (gz, y, base) = (&gz[c.clone()], &y[c.clone()], &base[c]);
-                                for i in 0..g {
-                                    gy[i] += (base[i] + dynamic) * gz[i];
-                                    gbase[i] += gz[i] * y[i];
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        let mut gbase = vec![0f32; k * h];
+                        for t in 0..gz.len() / h {
+                            let gz = &gz[t * h..][..h];
+                            for tap in 0..k.min(t % b + 1) {
+                                let (y, gy) = (&y[(t - tap) * h..][..h], &mut gy[(t - tap) * h..][..h]);
+                                let gbase = &mut gbase[tap * h..][..h];
+                                let (base, at) = (self.base(base, tap), t * width + self.dynamic_at(tap));
+                                for q in 0..self.groups {
+                                    let (c, dynamic) = (q * g..(q + 1) * g, delta[at + q]);
+                                    gdelta[at + q] = dot(&gz[c.clone()], &y[c.clone()]);
+                                    let (gy, gbase) = (&mut gy[c.clone()], &mut gbase[c.clone()]);
+                                    let (gz, y, base) = (&gz[c.clone()], &y[c.clone()], &base[c]);
+                                    for i in 0..g {
+                                        gy[i] += (base[i] + dynamic) * gz[i];
+                                        gbase[i] += gz[i] * y[i];
+                                    }
                                 }
                             }
                         }
-                    }
-                    gbase
-                })
+                        gbase
+                    },
+                )
             })
             .collect();
         let mut gbase = vec![0f32; 2 * k * h];
@@ -173,22 +176,25 @@ impl CustomOp3 for GroupedConv {
         z.par_chunks_mut(rows * h)
             .zip(y.par_chunks(rows * h).zip(delta.par_chunks(rows * width)))
             .for_each(|(z, (y, delta))| {
-                vectorised(|| {
-                    for t in 0..z.len() / h {
-                        let z = &mut z[t * h..][..h];
-                        for tap in 0..self.k.min(t % b + 1) {
-                            let y = &y[(t - tap) * h..][..h];
-                            let (base, at) = (self.base(base, tap), t * width + self.dynamic_at(tap));
-                            for q in 0..self.groups {
-                                let (c, dynamic) = (q * g..(q + 1) * g, delta[at + q]);
-                                let (z, y, base) = (&mut z[c.clone()], &y[c.clone()], &base[c]);
-                                for i in 0..g {
-                                    z[i] += (base[i] + dynamic) * y[i];
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        for t in 0..z.len() / h {
+                            let z = &mut z[t * h..][..h];
+                            for tap in 0..self.k.min(t % b + 1) {
+                                let y = &y[(t - tap) * h..][..h];
+                                let (base, at) = (self.base(base, tap), t * width + self.dynamic_at(tap));
+                                for q in 0..self.groups {
+                                    let (c, dynamic) = (q * g..(q + 1) * g, delta[at + q]);
+                                    let (z, y, base) = (&mut z[c.clone()], &y[c.clone()], &base[c]);
+                                    for i in 0..g {
+                                        z[i] += (base[i] + dynamic) * y[i];
+                                    }
                                 }
                             }
                         }
-                    }
-                });
+                    },
+                );
             });
         Ok((CpuStorage::F32(z), yl.shape().clone()))
     }

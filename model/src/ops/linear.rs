@@ -46,6 +46,15 @@ impl Weight {
         }
     }
 
+    /// Moves frozen matrices that nobody shares yet into memory that is read faster.
+    pub(crate) fn gather<'w>(weights: impl IntoIterator<Item = &'w mut Self>) -> Result<()> {
+        let packed = weights.into_iter().filter_map(|weight| match weight {
+            Self::Frozen(Frozen(packed)) => Arc::get_mut(packed),
+            Self::Plain(_) => None,
+        });
+        Packed::gather(packed)
+    }
+
     /// x W^T for `x` [R, in]; a frozen weight passes no gradient on.
     ///
     /// # Errors

@@ -83,7 +83,10 @@ pub fn linear_cross_entropy(
                 .enumerate()
                 .for_each(|(i, (((gradient, logits), loss), top))| {
                     let (label, weight) = (labels[start + i] as usize, weights[start + i]);
-                    vectorised(|| *loss = row(logits, label, weight, gradient));
+                    vectorised(
+                        #[inline(always)]
+                        || *loss = row(logits, label, weight, gradient),
+                    );
                     top_k(logits, top);
                 });
             Ok(())
@@ -144,7 +147,12 @@ pub fn top_k(values: &[f32], top: &mut [u32]) {
     let k = top.len();
     let mut best: Vec<(f32, u32)> = Vec::with_capacity(k + 1);
     for (start, stride) in values.chunks(STRIDE).enumerate() {
-        if best.len() == k && vectorised(|| max(stride)) <= best[k - 1].0 {
+        if best.len() == k
+            && vectorised(
+                #[inline(always)]
+                || max(stride),
+            ) <= best[k - 1].0
+        {
             continue;
         }
         for (i, value) in stride.iter().enumerate() {

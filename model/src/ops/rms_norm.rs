@@ -53,14 +53,17 @@ impl CustomOp2 for RmsNorm {
         let mut y = vec![0f32; x.len()];
         let rows = rows_per_task(c) * c;
         y.par_chunks_mut(rows).zip(x.par_chunks(rows)).for_each(|(y, x)| {
-            vectorised(|| {
-                for (y, x) in y.chunks_exact_mut(c).zip(x.chunks_exact(c)) {
-                    let inverse = self.inverse(x);
-                    for i in 0..c {
-                        y[i] = x[i] * inverse * w[i];
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (y, x) in y.chunks_exact_mut(c).zip(x.chunks_exact(c)) {
+                        let inverse = self.inverse(x);
+                        for i in 0..c {
+                            y[i] = x[i] * inverse * w[i];
+                        }
                     }
-                }
-            });
+                },
+            );
         });
         Ok((CpuStorage::F32(y), xl.shape().clone()))
     }
@@ -90,21 +93,24 @@ impl RmsNorm {
             .zip(x.par_chunks(rows))
             .zip(dy.par_chunks(rows))
             .map(|((dx, x), dy)| {
-                vectorised(|| {
-                    let mut dw = vec![0f32; c];
-                    for ((dx, x), dy) in dx.chunks_exact_mut(c).zip(x.chunks_exact(c)).zip(dy.chunks_exact(c)) {
-                        let inverse = self.inverse(x);
-                        for i in 0..c {
-                            dx[i] = dy[i] * w[i];
-                            dw[i] += dy[i] * x[i] * inverse;
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        let mut dw = vec![0f32; c];
+                        for ((dx, x), dy) in dx.chunks_exact_mut(c).zip(x.chunks_exact(c)).zip(dy.chunks_exact(c)) {
+                            let inverse = self.inverse(x);
+                            for i in 0..c {
+                                dx[i] = dy[i] * w[i];
+                                dw[i] += dy[i] * x[i] * inverse;
+                            }
+                            let projection = dot(dx, x) * inverse * inverse / c as f32;
+                            for i in 0..c {
+                                dx[i] = inverse * (dx[i] - x[i] * projection);
+                            }
                         }
-                        let projection = dot(dx, x) * inverse * inverse / c as f32;
-                        for i in 0..c {
-                            dx[i] = inverse * (dx[i] - x[i] * projection);
-                        }
-                    }
-                    dw
-                })
+                        dw
+                    },
+                )
             })
             .collect();
         let mut dw = vec![0f32; c];

@@ -56,20 +56,23 @@ impl Rotation {
             .zip(x.par_chunks(rows * width))
             .enumerate()
             .for_each(|(task, (y, x))| {
-                vectorised(|| {
-                    for (r, (y, x)) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).enumerate() {
-                        let at = (task * rows + r) * half;
-                        let (cos, sin) = (&self.cos[at..at + half], &self.sin[at..at + half]);
-                        for (y, x) in y.chunks_exact_mut(2 * half).zip(x.chunks_exact(2 * half)) {
-                            let ((y0, y1), (x0, x1)) = (y.split_at_mut(half), x.split_at(half));
-                            for j in 0..half {
-                                let s = sin[j] * direction;
-                                y0[j] = x0[j] * cos[j] - x1[j] * s;
-                                y1[j] = x1[j] * cos[j] + x0[j] * s;
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        for (r, (y, x)) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).enumerate() {
+                            let at = (task * rows + r) * half;
+                            let (cos, sin) = (&self.cos[at..at + half], &self.sin[at..at + half]);
+                            for (y, x) in y.chunks_exact_mut(2 * half).zip(x.chunks_exact(2 * half)) {
+                                let ((y0, y1), (x0, x1)) = (y.split_at_mut(half), x.split_at(half));
+                                for j in 0..half {
+                                    let s = sin[j] * direction;
+                                    y0[j] = x0[j] * cos[j] - x1[j] * s;
+                                    y1[j] = x1[j] * cos[j] + x0[j] * s;
+                                }
                             }
                         }
-                    }
-                });
+                    },
+                );
             });
         y
     }

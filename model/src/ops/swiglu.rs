@@ -44,11 +44,14 @@ impl CustomOp2 for SwiGlu {
             .zip(g.par_chunks(TASK))
             .zip(u.par_chunks(TASK))
             .for_each(|((y, g), u)| {
-                vectorised(|| {
-                    for ((y, g), u) in y.iter_mut().zip(g).zip(u) {
-                        *y = g * sigmoid(*g) * u;
-                    }
-                });
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        for ((y, g), u) in y.iter_mut().zip(g).zip(u) {
+                            *y = g * sigmoid(*g) * u;
+                        }
+                    },
+                );
             });
         Ok((CpuStorage::F32(y), gl.shape().clone()))
     }
@@ -65,13 +68,16 @@ impl CustomOp2 for SwiGlu {
                         .zip(dup.par_chunks_mut(TASK))
                         .zip(g.par_chunks(TASK).zip(u.par_chunks(TASK)).zip(dy.par_chunks(TASK)))
                         .for_each(|((dgate, dup), ((g, u), dy))| {
-                            vectorised(|| {
-                                for i in 0..dy.len() {
-                                    let s = sigmoid(g[i]);
-                                    dup[i] = dy[i] * g[i] * s;
-                                    dgate[i] = dy[i] * u[i] * s * (1.0 + g[i] * (1.0 - s));
-                                }
-                            });
+                            vectorised(
+                                #[inline(always)]
+                                || {
+                                    for i in 0..dy.len() {
+                                        let s = sigmoid(g[i]);
+                                        dup[i] = dy[i] * g[i] * s;
+                                        dgate[i] = dy[i] * u[i] * s * (1.0 + g[i] * (1.0 - s));
+                                    }
+                                },
+                            );
                         });
                     Ok(())
                 })

@@ -12,6 +12,7 @@ use rayon::prelude::*;
 
 use super::kernels::{Kernel, exp, wide};
 use super::small_matmul::{Matrix, multiply_add};
+use crate::awake::awake;
 use crate::buffer::Buffer;
 
 /// Positions of a block.
@@ -19,7 +20,9 @@ const BLOCK: usize = 64;
 /// Query vectors that walk the cache together.
 const TILE: usize = 32;
 /// Below this many (query, key, channel) triples one thread does it all.
-const PARALLEL_WORK: usize = 256 * 1024;
+fn parallel_work() -> usize {
+    if awake() { 32 * 1024 } else { 256 * 1024 }
+}
 
 /// Keys and values of one layer.
 #[derive(Clone)]
@@ -78,7 +81,7 @@ impl KvCache {
             let queries = &queries[head * per_head + tile * tile_floats..][..out.len()];
             self.heads[head].tile(start + tile * tile_rows, queries, group, dim, out);
         };
-        if queries.len() * (start + rows) < PARALLEL_WORK {
+        if queries.len() * (start + rows) < parallel_work() {
             for (head, out) in out.chunks_exact_mut(per_head).enumerate() {
                 out.chunks_mut(tile_floats)
                     .enumerate()

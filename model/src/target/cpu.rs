@@ -41,6 +41,14 @@ struct Layer {
     down: Packed,
 }
 
+impl Layer {
+    /// The packed matrices in the order of their use.
+    fn matrices(&mut self) -> [&mut Packed; 4] {
+        let (MixerWeights::Full { input, output, .. } | MixerWeights::Linear { input, output, .. }) = &mut self.mixer;
+        [input, output, &mut self.gate_up, &mut self.down]
+    }
+}
+
 enum MixerWeights {
     Full {
         /// Queries (with gates, head by head), keys, values.
@@ -149,8 +157,10 @@ impl CpuTarget {
             });
         }
         let head = weights.head(cpu)?;
-        let lm_head = Packed::stack(&[&head.head])?;
+        let mut lm_head = Packed::stack(&[&head.head])?;
         let norm = scale("norm.weight")?;
+        let matrices = layers.iter_mut().flat_map(Layer::matrices).chain([&mut lm_head]);
+        Packed::gather(matrices)?;
         Ok(Self {
             config,
             head,

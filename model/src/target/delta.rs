@@ -22,6 +22,7 @@ use rayon::prelude::*;
 use super::config::LinearConfig;
 use super::delta_chunk::chunks;
 use super::kernels::{Kernel, decay, sum_of_squares, wide};
+use crate::awake::awake;
 use crate::buffer::Buffer;
 
 /// Up to this many rows the step form runs: decode and verify passes share it.
@@ -79,7 +80,7 @@ pub(crate) fn run(shape: &LinearConfig, inputs: Inputs<'_>, state: &mut [f32], c
         }
     };
     let (per_state, per_value, per_key) = (group * dk * dv, group * rows * dv, rows * dk);
-    if rows * nv * dk * dv < PARALLEL_CELLS {
+    if rows * nv * dk * dv < parallel_cells() {
         let heads = state.chunks_exact_mut(per_state).zip(out.chunks_exact_mut(per_value));
         let heads = heads
             .zip(deltas.chunks_exact_mut(per_value))
@@ -120,7 +121,7 @@ pub(crate) fn fold(shape: &LinearConfig, stash: &Stash, n: usize, state: &mut [f
             wide::<WriteRow>((state, key, delta, decay));
         }
     };
-    if n * nv * dk * dv < PARALLEL_CELLS {
+    if n * nv * dk * dv < parallel_cells() {
         state.chunks_exact_mut(dk * dv).enumerate().for_each(work);
     } else {
         state.par_chunks_exact_mut(dk * dv).enumerate().for_each(work);
@@ -144,7 +145,9 @@ impl Kernel for WriteRow {
 }
 
 /// Below this many state cells times rows one thread does all heads.
-const PARALLEL_CELLS: usize = 128 * 1024;
+fn parallel_cells() -> usize {
+    if awake() { 16 * 1024 } else { 128 * 1024 }
+}
 
 /// The inputs of one key head and the value heads that share it.
 pub(crate) struct Inflow<'a> {

@@ -10,6 +10,7 @@
 
 use rayon::prelude::*;
 
+use crate::awake::awake;
 use crate::buffer::Buffer;
 
 /// A loop that [`wide`] runs. A type rather than a closure or a function value: `run` is called by its name and so is
@@ -38,10 +39,11 @@ pub(crate) fn wide<K: Kernel>(args: K::Args<'_>) {
 /// Calls `row(index, out_row)` for each row of `out` ([rows, width]), on several threads when the whole is worth it.
 pub(crate) fn each_row(out: &mut [f32], width: usize, row: impl Fn(usize, &mut [f32]) + Sync) {
     let rows = out.len() / width;
-    if rows * width < PARALLEL_FLOATS || rows < 2 {
+    let least = if awake() { AWAKE_FLOATS } else { PARALLEL_FLOATS };
+    if rows * width < least || rows < 2 {
         out.chunks_exact_mut(width).enumerate().for_each(|(i, out)| row(i, out));
     } else {
-        let grain = (PARALLEL_FLOATS / 2 / width).max(1);
+        let grain = (least / 2 / width).max(1);
         out.par_chunks_mut(grain * width).enumerate().for_each(|(chunk, out)| {
             out.chunks_exact_mut(width)
                 .enumerate()
@@ -52,6 +54,8 @@ pub(crate) fn each_row(out: &mut [f32], width: usize, row: impl Fn(usize, &mut [
 
 /// Below this many output floats a thread hand-over costs more than it saves.
 const PARALLEL_FLOATS: usize = 16 * 1024;
+/// The same while the threads are kept awake.
+const AWAKE_FLOATS: usize = 4 * 1024;
 
 /// e^x to about 2 ulp; exactly 0 below -70, a huge finite number above 88.
 ///

@@ -120,32 +120,35 @@ impl HeadTask<'_> {
     /// Attention output in the task's query layout.
     pub(super) fn forward(&self, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f32> {
         let (queries, keys, values) = (self.gather_queries(q), self.gather_keys(k), self.gather_keys(v));
-        vectorised(|| {
-            let panels = Panels::new(self, &keys);
-            let mut y = vec![0f32; queries.len()];
-            let rows = self.sizes.block_size * self.group();
-            let mut probs = Vec::new();
-            for (n, y) in y.chunks_exact_mut(rows * self.sizes.d).enumerate() {
-                let span = self.probabilities(n, &queries, &panels, &mut probs);
-                let columns = probs.len() / rows;
-                for (at, first, count) in self.value_parts(n, &span) {
-                    let coefficients = Coefficients {
-                        data: &probs[at..],
-                        row: columns,
-                        step: 1,
-                    };
-                    multiply_add(
-                        y,
-                        coefficients,
-                        rows,
-                        count,
-                        &values[first * self.sizes.d..],
-                        self.sizes.d,
-                    );
+        vectorised(
+            #[inline(always)]
+            || {
+                let panels = Panels::new(self, &keys);
+                let mut y = vec![0f32; queries.len()];
+                let rows = self.sizes.block_size * self.group();
+                let mut probs = Vec::new();
+                for (n, y) in y.chunks_exact_mut(rows * self.sizes.d).enumerate() {
+                    let span = self.probabilities(n, &queries, &panels, &mut probs);
+                    let columns = probs.len() / rows;
+                    for (at, first, count) in self.value_parts(n, &span) {
+                        let coefficients = Coefficients {
+                            data: &probs[at..],
+                            row: columns,
+                            step: 1,
+                        };
+                        multiply_add(
+                            y,
+                            coefficients,
+                            rows,
+                            count,
+                            &values[first * self.sizes.d..],
+                            self.sizes.d,
+                        );
+                    }
                 }
-            }
-            y
-        })
+                y
+            },
+        )
     }
 
     /// Gradients in the task's layouts.
@@ -153,65 +156,68 @@ impl HeadTask<'_> {
         let (queries, keys, values) = (self.gather_queries(q), self.gather_keys(k), self.gather_keys(v));
         let dy = self.gather_queries(dy);
         let d = self.sizes.d;
-        vectorised(|| {
-            let (key_panels, value_panels) = (Panels::new(self, &keys), Panels::new(self, &values));
-            let mut out = Gradients {
-                dq: vec![0f32; queries.len()],
-                dk: vec![0f32; keys.len()],
-                dv: vec![0f32; keys.len()],
-            };
-            let rows = self.sizes.block_size * self.group();
-            let (mut probs, mut dprobs) = (Vec::new(), Vec::new());
-            let scale = self.scale();
-            for n in 0..self.blocks.len() {
-                let mine = n * rows * d..(n + 1) * rows * d;
-                let span = self.probabilities(n, &queries, &key_panels, &mut probs);
-                self.products(n, &dy, &value_panels, &span, &mut dprobs);
-                let columns = probs.len() / rows;
-                // dS = P * (dP - sum P dP), times the score's scale; a masked pair has P = 0 and so dS = 0.
-                for (p, dp) in probs.chunks_exact(columns).zip(dprobs.chunks_exact_mut(columns)) {
-                    let mean = dot(p, dp);
-                    for (dp, p) in dp.iter_mut().zip(p) {
-                        *dp = p * (*dp - mean) * scale;
+        vectorised(
+            #[inline(always)]
+            || {
+                let (key_panels, value_panels) = (Panels::new(self, &keys), Panels::new(self, &values));
+                let mut out = Gradients {
+                    dq: vec![0f32; queries.len()],
+                    dk: vec![0f32; keys.len()],
+                    dv: vec![0f32; keys.len()],
+                };
+                let rows = self.sizes.block_size * self.group();
+                let (mut probs, mut dprobs) = (Vec::new(), Vec::new());
+                let scale = self.scale();
+                for n in 0..self.blocks.len() {
+                    let mine = n * rows * d..(n + 1) * rows * d;
+                    let span = self.probabilities(n, &queries, &key_panels, &mut probs);
+                    self.products(n, &dy, &value_panels, &span, &mut dprobs);
+                    let columns = probs.len() / rows;
+                    // dS = P * (dP - sum P dP), times the score's scale; a masked pair has P = 0 and so dS = 0.
+                    for (p, dp) in probs.chunks_exact(columns).zip(dprobs.chunks_exact_mut(columns)) {
+                        let mean = dot(p, dp);
+                        for (dp, p) in dp.iter_mut().zip(p) {
+                            *dp = p * (*dp - mean) * scale;
+                        }
+                    }
+                    for (at, first, count) in self.value_parts(n, &span) {
+                        let ds = Coefficients {
+                            data: &dprobs[at..],
+                            row: columns,
+                            step: 1,
+                        };
+                        multiply_add(&mut out.dq[mine.clone()], ds, rows, count, &keys[first * d..], d);
+                        let ds = Coefficients {
+                            data: &dprobs[at..],
+                            row: 1,
+                            step: columns,
+                        };
+                        multiply_add(
+                            &mut out.dk[first * d..(first + count) * d],
+                            ds,
+                            count,
+                            rows,
+                            &queries[mine.clone()],
+                            d,
+                        );
+                        let p = Coefficients {
+                            data: &probs[at..],
+                            row: 1,
+                            step: columns,
+                        };
+                        multiply_add(
+                            &mut out.dv[first * d..(first + count) * d],
+                            p,
+                            count,
+                            rows,
+                            &dy[mine.clone()],
+                            d,
+                        );
                     }
                 }
-                for (at, first, count) in self.value_parts(n, &span) {
-                    let ds = Coefficients {
-                        data: &dprobs[at..],
-                        row: columns,
-                        step: 1,
-                    };
-                    multiply_add(&mut out.dq[mine.clone()], ds, rows, count, &keys[first * d..], d);
-                    let ds = Coefficients {
-                        data: &dprobs[at..],
-                        row: 1,
-                        step: columns,
-                    };
-                    multiply_add(
-                        &mut out.dk[first * d..(first + count) * d],
-                        ds,
-                        count,
-                        rows,
-                        &queries[mine.clone()],
-                        d,
-                    );
-                    let p = Coefficients {
-                        data: &probs[at..],
-                        row: 1,
-                        step: columns,
-                    };
-                    multiply_add(
-                        &mut out.dv[first * d..(first + count) * d],
-                        p,
-                        count,
-                        rows,
-                        &dy[mine.clone()],
-                        d,
-                    );
-                }
-            }
-            out
-        })
+                out
+            },
+        )
     }
 
     fn scale(&self) -> f32 {
