@@ -216,7 +216,15 @@ fn in_bf16_too_a_verified_row_equals_the_decoded_row_to_the_bit() -> Result<()> 
     plain.forward(prompt, LogitRows::None)?;
     let decoded: Vec<Vec<f32>> = rest
         .iter()
-        .map(|&id| values(&plain.forward(&[id], LogitRows::Last).expect("step").logits.expect("logits")))
+        .map(|&id| {
+            values(
+                &plain
+                    .forward(&[id], LogitRows::Last)
+                    .expect("step")
+                    .logits
+                    .expect("logits"),
+            )
+        })
         .collect();
     for rows in 1..=16 {
         let mut session = target.session(&[1, 3])?;
