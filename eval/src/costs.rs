@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use dflash_model::{DraftSession, Drafting, LogitRows, Sampling, Session, Target};
+use dflash_model::{DraftSession, Drafting, LogitRows, Sampling, Session, Target, with_threads_awake};
 
 use crate::evaluate::Options;
 use crate::prompts::Prompts;
@@ -58,7 +58,7 @@ pub fn costs_after(
         "{} tokens of context: measuring needs {needed} positions after them, the target has {room}",
         context.len()
     );
-    rayon::scope(|_| {
+    with_threads_awake(|| {
         let mut session = target.session(drafting.map_or(&[][..], |drafting| drafting.taps()))?;
         let mut draft = drafting.map(Drafting::session).transpose()?;
         crate::speculate::prefill(session.as_mut(), context, &mut |taps| {

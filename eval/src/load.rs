@@ -1,11 +1,12 @@
 //! From a command line's folders and files to a target, a drafter and tokenised prompts.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use candle_core::DType;
-use dflash_data::files::sha256_hex;
-use dflash_data::{Chat, Conversation, read_jsonl, target_hash};
+pub use dflash_data::recipes::Selection;
+use dflash_data::recipes::{self, Recipe, Source, load_conversations};
+use dflash_data::{Chat, target_hash};
 use dflash_model::{BoundDrafter, Drafter, Drafting, Target};
 
 use crate::prompts::About;
@@ -47,22 +48,33 @@ impl Thinking {
     }
 }
 
+/// Where prompts come from.
+#[derive(Debug, Clone)]
+pub enum PromptSource {
+    /// JSONL or Parquet of conversations; a last assistant turn is left out.
+    File(PathBuf),
+    /// A known data set, from its own files or the hub.
+    Recipe(&'static Recipe, Source),
+}
+
 /// What to load.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Request<'r> {
     /// Target folder.
     pub target: &'r Path,
     /// Drafter folder.
     pub drafter: &'r Path,
-    /// JSONL of conversations.
-    pub prompts: &'r Path,
+    /// Where prompts come from.
+    pub prompts: PromptSource,
+    /// Which of them, in which order.
+    pub selection: Selection,
     /// `cpu`, `metal` or `cuda`.
     pub device: &'r str,
     /// Whether the target computes in bf16 instead of f32.
     pub bf16: bool,
     /// Thinking switch for the chat template.
     pub thinking: Thinking,
-    /// Only so many prompts, from the first.
+    /// At most so many of those, from the first.
     pub limit: Option<usize>,
     /// Takes the best token of each slot instead of walking with the selector, to measure what the selector adds.
     pub without_selector: bool,
@@ -172,29 +184,29 @@ fn ensure_folder(option: &str, folder: &Path) -> Result<()> {
 /// Names the file, and the line that the template refuses.
 pub fn load_prompts(request: &Request<'_>, setting: &mut Setting) -> Result<Rendered> {
     let chat = Chat::load(request.target)?;
-    let bytes = std::fs::read(request.prompts).with_context(|| format!("--prompts {}", request.prompts.display()))?;
-    setting.prompts_sha256 = sha256_hex(&bytes);
-    setting.prompts_file = request.prompts.display().to_string();
+    let set = match &request.prompts {
+        PromptSource::File(path) => load_conversations(path, &request.selection).context("--prompts")?,
+        PromptSource::Recipe(recipe, source) => {
+            recipes::load(recipe, source, &request.selection).context("--recipe")?
+        }
+    };
+    setting.prompts_file = match &request.prompts {
+        PromptSource::File(path) => path.display().to_string(),
+        PromptSource::Recipe(..) => format!("{}: {}", set.facts.name, set.facts.source),
+    };
+    setting.prompts_sha256.clone_from(&set.facts.prompts_sha256);
+    setting.prompt_set = serde_json::to_value(&set.facts)?;
     setting.thinking = request.thinking.name().into();
     let mut rows = Vec::new();
-    for (line, row) in read_jsonl(request.prompts)?
-        .iter()
-        .take(request.limit.unwrap_or(usize::MAX))
-    {
-        let opening = without_answer(row);
+    for prompt in set.prompts.into_iter().take(request.limit.unwrap_or(usize::MAX)) {
         for &thinking in request.thinking.switches() {
             rows.push(Row {
                 about: About {
-                    id: format!("{}:{line}", request.prompts.display()),
-                    domain: row
-                        .fields
-                        .get("domain")
-                        .and_then(|name| name.as_str())
-                        .map(String::from),
+                    id: prompt.id.clone(),
+                    domain: prompt.domain.clone(),
                     thinking: thinking.filter(|_| request.thinking == Thinking::Both),
                 },
-                opening: opening.clone(),
-                follow_ups: Vec::new(),
+                prompt: prompt.clone(),
                 thinking,
             });
         }
@@ -202,13 +214,4 @@ pub fn load_prompts(request: &Request<'_>, setting: &mut Setting) -> Result<Rend
     let rendered = Rendered::new(chat, rows)?;
     setting.prompt_tail = rendered.tail()?;
     Ok(rendered)
-}
-
-/// The conversation without the answer that it ends with, if it does: recorded conversations serve as prompts.
-fn without_answer(row: &Conversation) -> Conversation {
-    let mut row = row.clone();
-    while row.messages.last().is_some_and(|message| message.role() == "assistant") {
-        row.messages.pop();
-    }
-    row
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use dflash_data::{Conversation, prompt_text, read_jsonl};
+use dflash_data::{Conversation, prompt_text, read_conversations};
 use dflash_model::{Drafting, Target};
 use serde::{Deserialize, Serialize};
 
@@ -153,7 +153,7 @@ fn record(result: &PromptResult, prompt: Vec<u32>, setting: &Setting) -> Record 
 /// On a conversation without an answer, and on one whose full rendering does not begin with its prompt.
 pub fn from_conversations(path: &Path, loaded: &Loaded, limit: Option<usize>) -> Result<Vec<Record>> {
     let chat = loaded.prompts.chat();
-    let rows = read_jsonl(path)?;
+    let rows = read_conversations(path)?;
     let switches: Vec<_> = loaded.prompts.rows().iter().map(|row| row.thinking).collect();
     let copies = switches.len() / rows.len().min(limit.unwrap_or(usize::MAX)).max(1);
     let mut records = Vec::new();

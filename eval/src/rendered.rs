@@ -1,6 +1,7 @@
 //! Conversations rendered by the target's own template: the prompts of real runs.
 
 use anyhow::{Context, Result};
+use dflash_data::recipes::PromptRow;
 use dflash_data::{Chat, Conversation, Message, prompt_text};
 
 use crate::prompts::{About, Prompts, pieces};
@@ -8,15 +9,13 @@ use crate::prompts::{About, Prompts, pieces};
 /// Characters of the first rendered prompt's end that a report shows.
 const TAIL: usize = 160;
 
-/// A conversation to be had: what is given, and what the user says after each answer.
+/// A conversation to be had.
 #[derive(Debug, Clone)]
 pub struct Row {
     /// What is known of it.
     pub about: About,
-    /// Up to the first message that wants an answer.
-    pub opening: Conversation,
-    /// User messages of later turns.
-    pub follow_ups: Vec<String>,
+    /// What is given, and what the user says after each answer.
+    pub prompt: PromptRow,
     /// Thinking switch; nothing leaves it to the template.
     pub thinking: Option<bool>,
 }
@@ -36,7 +35,7 @@ impl Rendered {
     /// Names the row.
     pub fn new(chat: Chat, rows: Vec<Row>) -> Result<Self> {
         let render = |row: &Row| {
-            let text = prompt_text(&chat.template, &row.opening, row.thinking)?;
+            let text = prompt_text(&chat.template, &row.prompt.start, row.thinking)?;
             chat.tokenizer.encode(&text)
         };
         let openings = rows
@@ -69,7 +68,7 @@ impl Rendered {
         let Some(row) = self.rows.first() else {
             return Ok(String::new());
         };
-        let text = prompt_text(&self.chat.template, &row.opening, row.thinking)?;
+        let text = prompt_text(&self.chat.template, &row.prompt.start, row.thinking)?;
         Ok(text.chars().skip(text.chars().count().saturating_sub(TAIL)).collect())
     }
 
@@ -78,17 +77,11 @@ impl Rendered {
     /// # Errors
     /// When an answer cannot be decoded.
     pub fn conversation(&self, index: usize, answers: &[Vec<u32>]) -> Result<Option<Conversation>> {
-        let row = &self.rows[index];
-        if answers.len() > row.follow_ups.len() {
-            return Ok(None);
-        }
-        let mut conversation = row.opening.clone();
-        for (answer, next) in answers.iter().zip(&row.follow_ups) {
+        let said = answers.iter().map(|answer| {
             let text = self.chat.tokenizer.decode(answer, true)?;
-            conversation.messages.push(Message::new("assistant", &text)?);
-            conversation.messages.push(Message::new("user", next)?);
-        }
-        Ok(Some(conversation))
+            Message::new("assistant", &text)
+        });
+        Ok(self.rows[index].prompt.request(&said.collect::<Result<Vec<_>>>()?))
     }
 }
 

@@ -8,7 +8,7 @@ use candle_core::DType;
 use clap::{Args, Parser, Subcommand};
 use dflash_eval::console::{self, Failure, Precision, Switch, at_least_one, exit_code};
 use dflash_eval::evaluate::{Options, evaluate};
-use dflash_eval::load::{Loaded, Request, Thinking, load};
+use dflash_eval::load::{Loaded, PromptSource, Request, Selection, Thinking, load};
 use dflash_eval::progress::Display;
 use dflash_eval::report::{Report, prepare_output, write_json};
 use dflash_model::{Target, device, target};
@@ -241,7 +241,8 @@ fn load_all(folder: &Path, common: &Common, prompts: &Path, limit: usize) -> Res
     let loaded = load(&Request {
         target: &common.target,
         drafter: folder,
-        prompts,
+        prompts: PromptSource::File(prompts.to_owned()),
+        selection: Selection::default(),
         device: &common.device,
         bf16: common.dtype == Precision::Bf16,
         thinking: match common.thinking {

@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use dflash_data::recipes::{Order, Recipe, Selection, Source};
 use serde::Serialize;
 
 use crate::console::{Failure, Precision, at_least_one, threads};
 use crate::evaluate::{Block, Options};
-use crate::load::{Loaded, Request, Thinking, load};
+use crate::load::{Loaded, PromptSource, Request, Thinking, load};
 use crate::prompts::Prompts;
 use crate::report::{prepare_output, write_json};
 use crate::sampling::SamplingConfig;
@@ -51,10 +52,30 @@ pub(crate) struct DraftArguments {
 /// The prompts.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PromptArguments {
-    /// JSONL of conversations; a last assistant turn is left out.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) prompts: PathBuf,
-    /// Only the first N prompts.
+    /// JSONL or Parquet of conversations; a last assistant turn is left out.
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "recipe",
+        conflicts_with = "recipe"
+    )]
+    pub(crate) prompts: Option<PathBuf>,
+    /// Known prompts: gsm8k, math500, humaneval, mbpp, mt-bench, aime or alpaca.
+    #[arg(long, value_name = "NAME", value_parser = Recipe::by_name)]
+    pub(crate) recipe: Option<&'static Recipe>,
+    /// Where the recipe's rows are: a Parquet, JSONL or JSON file, a folder of Parquet files, or `hub`.
+    #[arg(long, default_value = "hub", value_name = "PATH|hub", requires = "recipe")]
+    pub(crate) from: Source,
+    /// Draw this many prompts; an error when there are fewer.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) samples: Option<usize>,
+    /// In which order prompts are drawn: `file` or `shuffled`.
+    #[arg(long, default_value_t, value_name = "ORDER")]
+    pub(crate) order: Order,
+    /// Seed of a shuffled order.
+    #[arg(long, default_value_t = 0, value_name = "SEED")]
+    pub(crate) order_seed: u64,
+    /// At most the first N of the prompts drawn.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) limit: Option<usize>,
     /// Thinking switch for the chat template [default: the template's own].
@@ -170,7 +191,7 @@ pub(crate) fn prepare(
     seed: u64,
 ) -> Result<Prepared> {
     use_threads(target.threads)?;
-    let mut loaded = load(&request(target, drafter, draft.without_selector, prompts))?;
+    let mut loaded = load(&request(target, drafter, draft.without_selector, prompts)?)?;
     loaded.setting.max_new = prompts.max_new;
     let mut options = Options {
         block: draft.block.unwrap_or_default(),
@@ -201,17 +222,26 @@ pub(crate) fn request<'r>(
     drafter: &'r Path,
     without_selector: bool,
     prompts: &'r PromptArguments,
-) -> Request<'r> {
-    Request {
+) -> Result<Request<'r>> {
+    Ok(Request {
         target: &target.target,
         drafter,
-        prompts: &prompts.prompts,
+        prompts: match (&prompts.prompts, prompts.recipe) {
+            (Some(file), _) => PromptSource::File(file.clone()),
+            (None, Some(recipe)) => PromptSource::Recipe(recipe, prompts.from.clone()),
+            (None, None) => bail!("expected --prompts or --recipe"),
+        },
+        selection: Selection {
+            samples: prompts.samples,
+            seed: prompts.order_seed,
+            order: prompts.order,
+        },
         device: &target.device,
         bf16: target.dtype == Precision::Bf16,
         thinking: thinking(prompts.thinking),
         limit: prompts.limit,
         without_selector,
-    }
+    })
 }
 
 /// Sets the size of the thread pool; must come before any work.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use dflash_data::recipes::Order;
 
 use crate::cli::arguments::{DraftArguments, OutputArguments, PromptArguments, TargetArguments, prepare};
 use crate::console::{Failure, print};
@@ -76,7 +77,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
 
 fn records(arguments: &Arguments, loaded: &crate::load::Loaded) -> Result<Vec<Record>> {
     let Some(path) = &arguments.recorded else {
-        return from_conversations(&arguments.prompts.prompts, loaded, arguments.prompts.limit);
+        let prompts = &arguments.prompts;
+        let Some(file) = prompts
+            .prompts
+            .as_ref()
+            .filter(|_| prompts.samples.is_none() && prompts.order == Order::File)
+        else {
+            anyhow::bail!("without --recorded a replay takes all answers of --prompts in the order of the file")
+        };
+        return from_conversations(file, loaded, prompts.limit);
     };
     let named = || format!("--recorded {}", path.display());
     let text = std::fs::read_to_string(path).with_context(named)?;

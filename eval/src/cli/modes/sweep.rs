@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use clap::Args;
 use dflash_model::Drafting;
 
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
         let mut setting = setting(&of.target, &of.device, of.dtype == Precision::Bf16)?;
         let no_drafter = PathBuf::new();
         let folder = arguments.drafter.as_ref().unwrap_or(&no_drafter);
-        let prompts = load_prompts(&request(of, folder, arguments.without_selector, from), &mut setting)?;
+        let prompts = load_prompts(&request(of, folder, arguments.without_selector, from)?, &mut setting)?;
         let target = load_target(&of.target, &of.device, of.dtype == Precision::Bf16)?;
         let drafting = match &arguments.drafter {
             Some(folder) => Some(bind(folder, arguments.without_selector, target.as_ref(), &mut setting)?),
@@ -82,10 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
         setting: setting.clone(),
         ..Options::new(from.max_new, setting.stop_ids.clone())
     };
-    let fits = || {
-        ensure!(!prompts.is_empty(), "{}: no prompts", from.prompts.display());
-        check(target.as_ref(), drafter, &grid, &options).context("the grid")
-    };
+    let fits = || check(target.as_ref(), drafter, &grid, &options).context("the grid");
     fits().map_err(Failure::Input)?;
     let mut display = Display::new("sweep", grid.contexts.len() * prompts.len(), of.quiet);
     let report = sweep(target.as_ref(), drafter, &prompts, &grid, &options, &mut |progress| {
