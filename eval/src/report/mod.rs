@@ -1,13 +1,21 @@
-//! What a run measured, as JSON. Every number's definition travels with it.
+//! What a run measured, as JSON. Every number's definition travels with it. The same as CSV and as a page: [`csv()`],
+//! [`html()`].
 
+mod csv;
 mod definitions;
+mod derived;
+mod html;
+#[cfg(test)]
+mod rendering_tests;
 mod write;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use csv::{COLUMNS, csv};
 pub use definitions::{DEFINITIONS, definitions};
+pub use html::html;
 pub use write::{prepare_output, write_json, write_text};
 
 use crate::acceptance::Counts;
