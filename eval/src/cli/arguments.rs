@@ -17,8 +17,9 @@ use crate::sampling::SamplingConfig;
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TargetArguments {
     /// Target model folder (Hugging Face layout).
-    #[arg(long, value_name = "FOLDER")]
-    pub(crate) target: PathBuf,
+    // optional here because `acceptance --server` has none; every other mode requires it
+    #[arg(long, value_name = "FOLDER", required = true)]
+    pub(crate) target: Option<PathBuf>,
     /// Where to compute.
     #[arg(long, default_value = "cpu", value_name = "cpu|metal|cuda")]
     pub(crate) device: String,
@@ -171,7 +172,7 @@ pub(crate) fn prepare(
 ) -> Result<Prepared> {
     use_threads(target.threads)?;
     let mut loaded = load(&Request {
-        target: &target.target,
+        target: target.target.as_deref().context("--target is missing")?,
         drafter,
         prompts: &prompts.prompts,
         device: &target.device,

@@ -23,6 +23,8 @@ enum Command {
     Acceptance(modes::acceptance::Arguments),
     /// Check that speculative decoding gives plain decoding's text, with good and with hostile drafters.
     Lossless(modes::lossless::Arguments),
+    /// Measure a drafter that vLLM, SGLang or llama.cpp serves, by that engine's own counters and by our definitions.
+    Server(modes::server::Arguments),
 }
 
 /// Runs a parsed command line and returns the exit code of the process.
@@ -30,5 +32,6 @@ pub fn run(cli: Cli) -> ExitCode {
     exit_code(match cli.command {
         Command::Acceptance(arguments) => modes::acceptance::run(&arguments),
         Command::Lossless(arguments) => modes::lossless::run(&arguments),
+        Command::Server(arguments) => modes::server::run(&arguments),
     })
 }

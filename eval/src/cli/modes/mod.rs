@@ -2,3 +2,4 @@
 
 pub(super) mod acceptance;
 pub(super) mod lossless;
+pub(super) mod server;
