@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::acceptance::Counts;
 use crate::server::client::Client;
-use crate::server::prometheus::{Family, counter, growth, start_time};
+use crate::server::prometheus::{Family, Labels, counter, growth, start_time};
 
 /// Pause between two readings that should agree, and most of them.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -154,7 +154,7 @@ pub(super) fn between(names: Names, before: &Snapshot, after: &Snapshot) -> Resu
 }
 
 /// Rounds by accepted drafts, out of rounds that accepted each position.
-fn histogram(grown: &[(&[(String, String)], u64)], counts: &Counts) -> Result<Vec<u64>> {
+fn histogram(grown: &[(&Labels, u64)], counts: &Counts) -> Result<Vec<u64>> {
     let mut reached: Vec<u64> = Vec::new();
     for (labels, by) in grown {
         let position = labels.iter().find(|(name, _)| name == "position");

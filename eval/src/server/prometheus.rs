@@ -7,8 +7,10 @@ use anyhow::{Context, Result, bail, ensure};
 /// Whole numbers above this are not exact in the text's floats.
 const EXACT: f64 = 9_007_199_254_740_992.; // 2^53
 
-/// All series of one counter: sorted labels to value.
-pub(super) type Family = BTreeMap<Vec<(String, String)>, u64>;
+/// Names and values, sorted.
+pub(super) type Labels = Vec<(String, String)>;
+/// All series of one counter.
+pub(super) type Family = BTreeMap<Labels, u64>;
 
 /// The counter `name`, with or without `_total`; nothing when the text has no such series.
 ///
@@ -49,11 +51,7 @@ pub(super) fn start_time(text: &str) -> Option<&str> {
 ///
 /// # Errors
 /// When one shrank or vanished: the counts of a restarted server say nothing.
-pub(super) fn growth<'f>(
-    name: &str,
-    before: &'f Family,
-    after: &'f Family,
-) -> Result<Vec<(&'f [(String, String)], u64)>> {
+pub(super) fn growth<'f>(name: &str, before: &'f Family, after: &'f Family) -> Result<Vec<(&'f Labels, u64)>> {
     for (labels, old) in before {
         let new = after.get(labels);
         ensure!(
@@ -65,12 +63,12 @@ pub(super) fn growth<'f>(
     // a series that is new began at 0
     let grown = after
         .iter()
-        .map(|(labels, new)| (labels.as_slice(), new - before.get(labels).unwrap_or(&0)));
+        .map(|(labels, new)| (labels, new - before.get(labels).unwrap_or(&0)));
     Ok(grown.collect())
 }
 
 /// What is left of a line after its name.
-fn series(rest: &str) -> Result<(Vec<(String, String)>, u64)> {
+fn series(rest: &str) -> Result<(Labels, u64)> {
     let (mut labels, rest) = match rest.trim_start().strip_prefix('{') {
         Some(rest) => label_list(rest)?,
         None => (Vec::new(), rest),
@@ -87,7 +85,7 @@ fn series(rest: &str) -> Result<(Vec<(String, String)>, u64)> {
 }
 
 /// Labels up to the closing brace, and what follows it.
-fn label_list(text: &str) -> Result<(Vec<(String, String)>, &str)> {
+fn label_list(text: &str) -> Result<(Labels, &str)> {
     let (mut labels, mut rest) = (Vec::new(), text);
     loop {
         rest = rest.trim_start().trim_start_matches(',').trim_start();

@@ -66,7 +66,7 @@ fn a_failure_in_the_middle_exits_1_and_writes_nothing() {
         "/metrics" => answer(200, vllm_metrics(&counted)),
         "/v1/models" => models(),
         // an unfriendly server that repeats the key
-        "/v1/chat/completions" => answer(401, &call.headers),
+        "/v1/chat/completions" => answer(401, call.headers.as_str()),
         _ => answer(404, ""),
     });
     let json = folder.path().join("report.json");

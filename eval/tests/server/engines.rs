@@ -1,5 +1,7 @@
 //! Each engine's counts against numbers worked out by hand.
 
+use std::fmt::Write;
+
 use dflash_eval::server::{Engine, table};
 
 use super::*;
@@ -66,11 +68,8 @@ fn vllm_names_without_total_count_the_same() {
 fn positions_that_do_not_add_up_are_left_out_with_a_warning() {
     let stub = vllm(Counted::both, |counted| {
         let keep = |line: &&str| !line.contains("position=\"3\"");
-        vllm_metrics(counted)
-            .lines()
-            .filter(keep)
-            .map(|line| format!("{line}\n"))
-            .collect()
+        let metrics = vllm_metrics(counted);
+        metrics.lines().filter(keep).collect::<Vec<_>>().join("\n")
     });
     let report = report(&stub);
     assert_eq!(report.ours.acceptance_length, Some(4.5));
@@ -200,10 +199,12 @@ fn llamacpp(metrics: bool, predicted: u64, drafted: u64, accepted: u64) -> Stub 
             );
             // the series by position appear with the first draft
             for position in 0..if n > 0 { 3 } else { 0 } {
-                text += &format!(
-                    "llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position=\"{position}\"}} {}\n",
+                writeln!(
+                    text,
+                    "llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position=\"{position}\"}} {}",
                     n * 3
-                );
+                )
+                .unwrap();
             }
             answer(200, text)
         }

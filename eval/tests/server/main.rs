@@ -7,6 +7,7 @@ mod engines;
 mod failures;
 mod stub;
 
+use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -164,11 +165,13 @@ fn vllm(
 fn vllm_metrics(counted: &Counted) -> String {
     let mut out = String::from("# HELP python_info x\npython_info{version=\"3.12\"} 1.0\n# TYPE nonsense {{{\n");
     let mut add = |name: &str, extra: &str, value: u64| {
-        out += &format!(
+        writeln!(
+            out,
             "vllm:{name}_total{{engine=\"0\",model_name=\"a}} b\"{extra}}} {value}.0\n\
              vllm:{name}_created{{engine=\"0\",model_name=\"a}} b\"{extra}}} 1.76e+09\n\
-             vllm:{name}_total{{model_name=\"a}} b\"{extra},engine=\"1\"}} 40.0\n"
-        );
+             vllm:{name}_total{{model_name=\"a}} b\"{extra},engine=\"1\"}} 40.0"
+        )
+        .unwrap();
     };
     let drafts = counted.drafts.load(SeqCst);
     add("spec_decode_num_drafts", "", drafts);

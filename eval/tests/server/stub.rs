@@ -27,9 +27,30 @@ pub(crate) enum Sent {
 
 pub(crate) struct Answer(pub(crate) u16, pub(crate) String, pub(crate) Sent);
 
+/// Text, or JSON as text.
+pub(crate) struct Body(String);
+
+impl From<&str> for Body {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+impl From<String> for Body {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl From<Value> for Body {
+    fn from(value: Value) -> Self {
+        Self(value.to_string())
+    }
+}
+
 /// An answer in one piece.
-pub(crate) fn answer(status: u16, body: impl ToString) -> Answer {
-    Answer(status, body.to_string(), Sent::Whole)
+pub(crate) fn answer(status: u16, body: impl Into<Body>) -> Answer {
+    Answer(status, body.into().0, Sent::Whole)
 }
 
 /// The stub; its thread ends with the test's process.
