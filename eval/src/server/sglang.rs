@@ -19,7 +19,7 @@ use crate::acceptance::{Counts, pooled};
 use crate::server::chat::Answer;
 use crate::server::reading::{Reading, Theirs};
 
-const OFF: &str = "SGLang speculates not; start it with --speculative-algorithm DFLASH --speculative-draft-model-path \
+const OFF: &str = "SGLang does not speculate; start it with --speculative-algorithm DFLASH --speculative-draft-model-path \
                    DRAFTER --speculative-num-draft-tokens BLOCK";
 
 /// Refuses a server that says it does not speculate.

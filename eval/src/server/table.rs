@@ -18,8 +18,9 @@ pub fn table(report: &ServerReport) -> String {
     };
     line(&mut out, "acceptance length", ours.acceptance_length, exactness);
     if let Some([low, high]) = ours.acceptance_length_ci95 {
-        let note = format!("mean of the answers' own; 95 % {low:.3} .. {high:.3}");
-        line(&mut out, "  macro", ours.acceptance_length_macro, &note);
+        let _ = writeln!(out, "{:<18}{:>9}  {low:.3} .. {high:.3} over answers", "  95 %", "");
+        let note = "mean of the answers' own";
+        line(&mut out, "  macro", ours.acceptance_length_macro, note);
     }
     line(&mut out, "  theirs", theirs.acceptance_length, &theirs.name);
     if theirs.pooled.is_some() {
