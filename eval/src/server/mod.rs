@@ -3,9 +3,9 @@
 //!
 //! | engine | source | ours | theirs |
 //! |---|---|---|---|
-//! | [`mod@vllm`] | `/metrics` | 1 + accepted / drafts | the same |
-//! | [`mod@sglang`] | `meta_info` of each answer | 1 + sum i h_i / sum h_i | completion tokens / verify_ct |
-//! | [`mod@llamacpp`] | `/metrics`, else `timings` | 1 + accepted / drafts, else approximate | the same, in its log |
+//! | `vllm` | `/metrics` | 1 + accepted / drafts | the same |
+//! | `sglang` | `meta_info` of each answer | 1 + sum i h_i / sum h_i | completion tokens / verify_ct |
+//! | `llamacpp` | `/metrics`, else `timings` | 1 + accepted / drafts, else approximate | the same, in its log |
 
 mod chat;
 mod client;
