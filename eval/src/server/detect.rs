@@ -1,6 +1,6 @@
 //! Which engine answers: asked for what only one of them says.
 //!
-//! - SGLang: `/server_info`, before 2026 `/get_server_info`, holds `internal_states`
+//! - SGLang: `/server_info`, formerly `/get_server_info`, holds `internal_states`
 //!   (`python/sglang/srt/entrypoints/http_server.py`); vLLM's development mode has a `/server_info` without it.
 //! - llama.cpp: `/props` holds `build_info` or `default_generation_settings` (`tools/server/server-context.cpp`).
 //! - vLLM: `/metrics` has names that begin with `vllm:`; `/version` alone would be anybody's (TensorRT-LLM has one).

@@ -1,6 +1,6 @@
 //! llama.cpp's server: global counters where it has them, else what can be told from each answer's `timings`.
 //!
-//! Builds since mid-2026 expose `llamacpp:spec_decode_num_drafts_total`, `..._num_draft_tokens_total`,
+//! Newer builds (b10597 is one) expose `llamacpp:spec_decode_num_drafts_total`, `..._num_draft_tokens_total`,
 //! `..._num_accepted_tokens_total` and the one by position when started with `--metrics`
 //! (`tools/server/server-task.cpp`): exact, and the formula of the log's "mean len", 1 + accepted / verification steps.
 //!

@@ -2,10 +2,10 @@
 //!
 //! `python/sglang/srt/managers/tokenizer_manager.py` adds to every answer `spec_verify_ct` (rounds), `spec_accept_length` =
 //! completion tokens / rounds, and, where the scheduler counts it, a histogram whose index is the drafts a round had accepted,
-//! bonus not included: `spec_correct_drafts_histogram`, called `spec_accept_histogram` before 0.5.15 and kept as an alias.
+//! bonus not included: `spec_correct_drafts_histogram`, formerly `spec_accept_histogram`, which stays as an alias.
 //! Accepted and drafted tokens are `spec_num_correct_drafts` and `spec_num_proposed_drafts`, earlier `spec_accepted_drafts`
 //! and `spec_proposed_drafts`, before that `spec_accept_token_num` and `spec_draft_token_num`. A chat answer carries
-//! `choices[0].meta_info` only when the request says `return_meta_info` (`entrypoints/openai/serving_chat.py`).
+//! `choices[0].meta_info` only when the request says `return_meta_info` (`entrypoints/openai/serving_chat.py`; off by default).
 //!
 //! Their length counts the token that the prefill wrote although no round did, and leaves out what a stop or the limit cut:
 //! `theirs = ours + texts / rounds - cut tokens / rounds`, which holds exactly where the histogram is there.
