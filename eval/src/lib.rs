@@ -4,6 +4,7 @@
 //! - [`acceptance`]: counts of rounds and the numbers read from them
 //! - [`mod@evaluate`]: generation mode over prompts, timed; [`mod@replay`]: the same counts over recorded text
 //! - [`lossless`]: speculative against plain text with trained, random, right and wrong drafters
+//! - [`server`]: acceptance of a drafter that vLLM, SGLang or llama.cpp serves
 //! - [`report`], [`table`]: JSON and terminal; [`load`], [`console`]: what command lines name and share
 //! - [`scripted`], [`scripted_target`]: drafters and a target for tests, of this room and of those above
 
@@ -31,6 +32,7 @@ pub mod report;
 pub mod sampling;
 pub mod scripted;
 pub mod scripted_target;
+pub mod server;
 pub mod speculate;
 pub mod speed;
 pub mod sweep;

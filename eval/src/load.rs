@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use candle_core::DType;
 pub use dflash_data::recipes::Selection;
-use dflash_data::recipes::{self, Recipe, Source, load_conversations};
+use dflash_data::recipes::{self, PromptSet, Recipe, Source, load_conversations};
 use dflash_data::{Chat, target_hash};
 use dflash_model::{BoundDrafter, Drafter, Drafting, Target};
 
@@ -55,6 +55,27 @@ pub enum PromptSource {
     File(PathBuf),
     /// A known data set, from its own files or the hub.
     Recipe(&'static Recipe, Source),
+}
+
+impl PromptSource {
+    /// Reads the prompts.
+    ///
+    /// # Errors
+    /// Names the option, and the file and row that are wrong.
+    pub fn read(&self, selection: &Selection) -> Result<PromptSet> {
+        match self {
+            Self::File(path) => load_conversations(path, selection).context("--prompts"),
+            Self::Recipe(recipe, source) => recipes::load(recipe, source, selection).context("--recipe"),
+        }
+    }
+
+    /// What to call it in a report.
+    pub fn name(&self, set: &PromptSet) -> String {
+        match self {
+            Self::File(path) => path.display().to_string(),
+            Self::Recipe(..) => format!("{}: {}", set.facts.name, set.facts.source),
+        }
+    }
 }
 
 /// What to load.
@@ -184,16 +205,8 @@ fn ensure_folder(option: &str, folder: &Path) -> Result<()> {
 /// Names the file, and the line that the template refuses.
 pub fn load_prompts(request: &Request<'_>, setting: &mut Setting) -> Result<Rendered> {
     let chat = Chat::load(request.target)?;
-    let set = match &request.prompts {
-        PromptSource::File(path) => load_conversations(path, &request.selection).context("--prompts")?,
-        PromptSource::Recipe(recipe, source) => {
-            recipes::load(recipe, source, &request.selection).context("--recipe")?
-        }
-    };
-    setting.prompts_file = match &request.prompts {
-        PromptSource::File(path) => path.display().to_string(),
-        PromptSource::Recipe(..) => format!("{}: {}", set.facts.name, set.facts.source),
-    };
+    let set = request.prompts.read(&request.selection)?;
+    setting.prompts_file = request.prompts.name(&set);
     setting.prompts_sha256.clone_from(&set.facts.prompts_sha256);
     setting.prompt_set = serde_json::to_value(&set.facts)?;
     setting.thinking = request.thinking.name().into();

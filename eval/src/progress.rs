@@ -53,7 +53,11 @@ impl Display {
         }
         if self.lines && (progress.done == progress.total || self.last_line.elapsed() >= LINE_EVERY) {
             self.last_line = Instant::now();
-            eprintln!("{}: {}/{} prompts, {length}", self.label, progress.done, progress.total);
+            let comma = if length.is_empty() { "" } else { ", " };
+            eprintln!(
+                "{}: {}/{} prompts{comma}{length}",
+                self.label, progress.done, progress.total
+            );
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
-use dflash_data::conversation::read_jsonl;
+use dflash_data::conversation::read_conversations;
 use dflash_data::files::sha256_hex;
 use dflash_data::target_hash;
 use dflash_data::tokens::prompt_tokens;
@@ -58,7 +58,7 @@ pub fn evaluate_final(materials: &Materials, display: Display) -> Result<String,
 /// Rendered and tokenised prompts of the evaluation, at most `evaluate.limit`.
 pub fn prompts(materials: &Materials, path: &Path) -> Result<Vec<Vec<u32>>> {
     let config = materials.config();
-    let rows = read_jsonl(path).context("evaluate.prompts")?;
+    let rows = read_conversations(path).context("evaluate.prompts")?;
     let limit = config.evaluate.limit.unwrap_or(rows.len());
     rows.par_iter()
         .take(limit)

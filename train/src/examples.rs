@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use dflash_data::conversation::read_jsonl;
+use dflash_data::conversation::read_conversations;
 use dflash_data::rng::Stream;
 use dflash_data::tokens::{Example, LengthPolicy, PrepareConfig, Turns, prepare};
 
@@ -53,7 +53,7 @@ pub fn load(materials: &Materials, display: Display) -> Result<Examples> {
 
 fn read(materials: &Materials, path: &Path, display: Display) -> Result<Vec<Example>> {
     let data = &materials.config().data;
-    let rows = read_jsonl(path)?;
+    let rows = read_conversations(path)?;
     let settings = PrepareConfig {
         max_length: data.max_length,
         length_policy: match data.length_policy {

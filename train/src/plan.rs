@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use candle_core::{DType, Device, Tensor};
 use dflash_data::anchors::anchor_candidates;
 use dflash_data::capture::estimate_bytes;
-use dflash_data::conversation::read_jsonl;
+use dflash_data::conversation::read_conversations;
 use dflash_data::tokens::{Example, prompt_tokens};
 use rayon::prelude::*;
 
@@ -144,7 +144,7 @@ fn longest_answers(materials: &Materials) -> Result<Examples> {
             materials.conversations().display()
         )
     })?;
-    let rows = read_jsonl(path)?;
+    let rows = read_conversations(path)?;
     let all: Vec<Example> = rows
         .par_iter()
         .map(|(line, row)| {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use dflash_data::conversation::{Conversation, read_jsonl};
+use dflash_data::conversation::{Conversation, read_conversations};
 use dflash_data::rng::Stream;
 use dflash_data::target_hash;
 use dflash_data::tokens::{LengthPolicy, PrepareConfig, Turns, prepare as examples_of, prompt_tokens};
@@ -53,7 +53,7 @@ pub fn prepare(materials: &Materials, display: Display, stop: &StopFlag) -> Resu
         )
     });
     let prompts_path = prompts_path.input()?;
-    let prompts = read_jsonl(prompts_path).input()?;
+    let prompts = read_conversations(prompts_path).input()?;
     let part = part_path(&path);
     let (mut next, file) = open_part(&part, &settings).input()?;
     display.note(&format!(

@@ -11,15 +11,16 @@ use crate::console::{Failure, Precision, at_least_one, threads};
 use crate::evaluate::{Block, Options};
 use crate::load::{Loaded, PromptSource, Request, Thinking, load};
 use crate::prompts::Prompts;
-use crate::report::{prepare_output, write_json};
+use crate::report::{Report, csv, html, prepare_output, write_json, write_text};
 use crate::sampling::SamplingConfig;
 
 /// The target and how it computes.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TargetArguments {
     /// Target model folder (Hugging Face layout).
-    #[arg(long, value_name = "FOLDER")]
-    pub(crate) target: PathBuf,
+    // optional here because `acceptance --server` has none; every other mode requires it
+    #[arg(long, value_name = "FOLDER", required = true)]
+    pub(crate) target: Option<PathBuf>,
     /// Where to compute.
     #[arg(long, default_value = "cpu", value_name = "cpu|metal|cuda")]
     pub(crate) device: String,
@@ -32,6 +33,16 @@ pub(crate) struct TargetArguments {
     /// No progress.
     #[arg(long)]
     pub(crate) quiet: bool,
+}
+
+impl TargetArguments {
+    /// The folder; modes that can do without one say so to the parser.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(crate) fn folder(&self) -> Result<&Path> {
+        self.target.as_deref().context("expected --target FOLDER")
+    }
 }
 
 /// How far to draft, and how to verify.
@@ -84,6 +95,29 @@ pub(crate) struct PromptArguments {
     /// Most new tokens a prompt.
     #[arg(long, default_value_t = 256, value_name = "TOKENS", value_parser = at_least_one)]
     pub(crate) max_new: usize,
+}
+
+impl PromptArguments {
+    /// Where the prompts are.
+    ///
+    /// # Errors
+    /// When nothing was named.
+    pub(crate) fn source(&self) -> Result<PromptSource> {
+        match (&self.prompts, self.recipe) {
+            (Some(file), _) => Ok(PromptSource::File(file.clone())),
+            (None, Some(recipe)) => Ok(PromptSource::Recipe(recipe, self.from.clone())),
+            (None, None) => bail!("expected --prompts or --recipe"),
+        }
+    }
+
+    /// Which of them.
+    pub(crate) fn selection(&self) -> Selection {
+        Selection {
+            samples: self.samples,
+            seed: self.order_seed,
+            order: self.order,
+        }
+    }
 }
 
 /// The thinking switch on the command line.
@@ -152,21 +186,61 @@ impl OutputArguments {
     /// # Errors
     /// Names the option and the path.
     pub(crate) fn check(&self) -> Result<()> {
-        self.json
-            .as_deref()
-            .map_or(Ok(()), |path| prepare_output("--json", path))
+        check_outputs(&[("--json", &self.json)])
     }
 
     /// Writes the report.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// When the file cannot be written.
     pub(crate) fn write<T: Serialize>(&self, report: &T) -> Result<(), Failure> {
-        self.json
-            .as_deref()
-            .map_or(Ok(()), |path| write_json(path, report))
+        let Some(path) = &self.json else { return Ok(()) };
+        write_json(path, report).map_err(Failure::Run)
+    }
+}
+
+/// The forms of an acceptance report besides JSON.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PageArguments {
+    /// Write one row a prompt here.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
+    /// Write a page with charts here; it needs nothing else.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+}
+
+impl PageArguments {
+    /// As [`OutputArguments::check`].
+    ///
+    /// # Errors
+    /// Names the option and the path.
+    pub(crate) fn check(&self) -> Result<()> {
+        check_outputs(&[("--csv", &self.csv), ("--html", &self.html)])
+    }
+
+    /// Writes what was asked for.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub(crate) fn write(&self, report: &Report) -> Result<(), Failure> {
+        let page = |path: &Option<PathBuf>, render: fn(&Report) -> String| match path {
+            Some(path) => write_text(path, &render(report)),
+            None => Ok(()),
+        };
+        page(&self.csv, csv)
+            .and_then(|()| page(&self.html, html))
             .map_err(Failure::Run)
     }
+}
+
+fn check_outputs(outputs: &[(&str, &Option<PathBuf>)]) -> Result<()> {
+    for (option, path) in outputs {
+        if let Some(path) = path {
+            prepare_output(option, path)?;
+        }
+    }
+    Ok(())
 }
 
 /// Everything loaded, and the options that follow from the command line.
@@ -224,18 +298,10 @@ pub(crate) fn request<'r>(
     prompts: &'r PromptArguments,
 ) -> Result<Request<'r>> {
     Ok(Request {
-        target: &target.target,
+        target: target.folder()?,
         drafter,
-        prompts: match (&prompts.prompts, prompts.recipe) {
-            (Some(file), _) => PromptSource::File(file.clone()),
-            (None, Some(recipe)) => PromptSource::Recipe(recipe, prompts.from.clone()),
-            (None, None) => bail!("expected --prompts or --recipe"),
-        },
-        selection: Selection {
-            samples: prompts.samples,
-            seed: prompts.order_seed,
-            order: prompts.order,
-        },
+        prompts: prompts.source()?,
+        selection: prompts.selection(),
         device: &target.device,
         bf16: target.dtype == Precision::Bf16,
         thinking: thinking(prompts.thinking),

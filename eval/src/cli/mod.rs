@@ -35,6 +35,8 @@ enum Command {
     InspectRun(modes::inspect::Arguments),
     /// Talk to the target and watch what it accepts.
     Chat(modes::chat::Arguments),
+    /// Measure a drafter that vLLM, SGLang or llama.cpp serves, by that engine's own counters and by our definitions.
+    Server(modes::server::Arguments),
 }
 
 /// Runs a parsed command line and returns the exit code of the process.
@@ -48,5 +50,6 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Compare(arguments) => modes::compare::run(&arguments),
         Command::InspectRun(arguments) => modes::inspect::run(&arguments),
         Command::Chat(arguments) => modes::chat::run(&arguments),
+        Command::Server(arguments) => modes::server::run(&arguments),
     })
 }

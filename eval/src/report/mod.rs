@@ -51,7 +51,7 @@ pub struct Setting {
     pub taps: Vec<usize>,
     /// File of the prompts.
     pub prompts_file: String,
-    /// SHA-256 of that file, hexadecimal.
+    /// SHA-256 over the prompts drawn, hexadecimal.
     pub prompts_sha256: String,
     /// `on`, `off` or `template default`.
     pub thinking: String,

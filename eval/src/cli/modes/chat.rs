@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
     let prepared = || {
         use_threads(of.threads)?;
         let bf16 = of.dtype == Precision::Bf16;
-        let mut setting = setting(&of.target, &of.device, bf16)?;
+        let mut setting = setting(of.folder()?, &of.device, bf16)?;
         let thinking = match arguments.thinking {
             None => None,
             Some(ThinkingName::On) => Some(true),
@@ -55,8 +55,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
             seed: arguments.seed,
             ..Options::new(arguments.max_new, setting.stop_ids.clone())
         };
-        let chat = Chat::load(&of.target)?;
-        let target = load_target(&of.target, &of.device, bf16)?;
+        let chat = Chat::load(of.folder()?)?;
+        let target = load_target(of.folder()?, &of.device, bf16)?;
         let drafting = bind(
             &arguments.drafter,
             arguments.draft.without_selector,

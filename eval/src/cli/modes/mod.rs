@@ -6,5 +6,6 @@ pub(super) mod compare;
 pub(super) mod inspect;
 pub(super) mod lossless;
 pub(super) mod replay;
+pub(super) mod server;
 pub(super) mod speed;
 pub(super) mod sweep;

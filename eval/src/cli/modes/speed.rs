@@ -42,8 +42,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
         arguments.output.check()?;
         use_threads(of.threads)?;
         let bf16 = of.dtype == Precision::Bf16;
-        let mut setting = setting(&of.target, &of.device, bf16)?;
-        let target = load_target(&of.target, &of.device, bf16)?;
+        let mut setting = setting(of.folder()?, &of.device, bf16)?;
+        let target = load_target(of.folder()?, &of.device, bf16)?;
         let drafting = match &arguments.drafter {
             Some(folder) => Some(bind(folder, arguments.without_selector, target.as_ref(), &mut setting)?),
             None => None,

@@ -49,11 +49,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
     let prepared = || {
         arguments.output.check()?;
         use_threads(of.threads)?;
-        let mut setting = setting(&of.target, &of.device, of.dtype == Precision::Bf16)?;
+        let mut setting = setting(of.folder()?, &of.device, of.dtype == Precision::Bf16)?;
         let no_drafter = PathBuf::new();
         let folder = arguments.drafter.as_ref().unwrap_or(&no_drafter);
         let prompts = load_prompts(&request(of, folder, arguments.without_selector, from)?, &mut setting)?;
-        let target = load_target(&of.target, &of.device, of.dtype == Precision::Bf16)?;
+        let target = load_target(of.folder()?, &of.device, of.dtype == Precision::Bf16)?;
         let drafting = match &arguments.drafter {
             Some(folder) => Some(bind(folder, arguments.without_selector, target.as_ref(), &mut setting)?),
             None => None,
