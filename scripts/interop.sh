@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The authors' own PyTorch code loads our folders and must draft the same tokens as we do (f32, greedy, ten contexts each).
-#   scripts/interop.sh [FOLDER ...]      exported drafters of the demo target, beside three made here: a random DFlash and a
-#                                        random DFlash 2 that we have to load, and a fresh DFlash 2 as dflash-train publishes it
+#   scripts/interop.sh [FOLDER ...]      trained drafters of the demo target (these decode ten prompts with the authors' MLX loop,
+#                                        too), beside three made here: a random DFlash and a random DFlash 2 that we have to load,
+#                                        and a fresh DFlash 2 as dflash-train publishes it
 # Needs network on the first run (scripts/setup_peers.sh). PROFILE=dev reuses the tests' build; default: release.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -27,5 +28,13 @@ for folder in "${folders[@]}"; do
   echo "== $folder"
   "$built/dflash-export" walk "$folder" --target "$target_model" --prompts data/demo/heldout.jsonl --contexts 10 --json "$work/walks.json"
   "$python" scripts/interop/zlab_walk.py check "$target_model" "$folder" "$work/walks.json"
+done
+# trained drafters decode with the authors' MLX loop as well (a random one accepts nothing worth comparing)
+for folder in "$@"; do
+  echo "== $folder: decoding with the authors' MLX loop"
+  "$python" -c 'import mlx.core' 2>/dev/null || { echo "interop: mlx has no build for this machine; decoding not compared"; break; }
+  "$built/dflash-eval" acceptance --target "$target_model" --drafter "$folder" --prompts data/demo/heldout.jsonl --limit 10 --max-new 96 \
+    --include-truncated --quiet --json "$work/decode.json" >/dev/null
+  "$python" scripts/interop/zlab_decode.py "$target_model" "$folder" data/demo/heldout.jsonl "$work/decode.json"
 done
 echo "interop: ${#folders[@]} folders, every walk equal"
