@@ -22,6 +22,7 @@ pub mod params;
 pub mod simd;
 pub mod target;
 pub mod tensor_file;
+mod tiles;
 pub mod walk;
 
 pub use awake::with_threads_awake;

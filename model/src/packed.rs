@@ -20,6 +20,7 @@ use rayon::prelude::*;
 use crate::awake::awake;
 use crate::buffer::Buffer;
 use crate::pages::{Gather, Stored, gather};
+use crate::tiles::Tiles;
 
 /// Columns of a panel: two strips.
 const PANEL: usize = 64;
@@ -179,70 +180,6 @@ fn scatter<T: candle_core::WithDType>(parts: &[&Tensor], mut put: impl FnMut(usi
     Ok(())
 }
 
-/// Rows of x in tiles of about equal height, each interleaved `[K][height]`.
-struct Tiles {
-    /// `[K][height]` of one tile after the other.
-    values: Buffer,
-    rows: usize,
-    k: usize,
-    count: usize,
-}
-
-impl Tiles {
-    fn new(x: &[f32], k: usize) -> Self {
-        let rows = x.len() / k;
-        let mut tiles = Self {
-            values: Buffer::zeros(x.len()),
-            rows,
-            k,
-            count: rows.div_ceil(pulp::Arch::new().dispatch(TallestTile)),
-        };
-        for tile in 0..tiles.count {
-            let (first, height) = tiles.tile(tile);
-            let x = &x[first * k..][..height * k];
-            let out = &mut tiles.values[first * k..][..height * k];
-            macro_rules! interleave {
-                ($($height:literal)*) => {
-                    match height {
-                        $($height => interleave::<$height>(x, out),)*
-                        _ => {}
-                    }
-                };
-            }
-            interleave!(1 2 3 4 5 6 7 8 9 10 11 12);
-        }
-        tiles
-    }
-
-    /// First row and height of a tile: heights differ by one at most, so that no tile is left with a few rows.
-    fn tile(&self, tile: usize) -> (usize, usize) {
-        let (each, more) = (self.rows / self.count, self.rows % self.count);
-        (tile * each + tile.min(more), each + usize::from(tile < more))
-    }
-}
-
-/// `M` rows of x, [M, K], as `[K][M]`.
-fn interleave<const M: usize>(x: &[f32], out: &mut [f32]) {
-    let k = x.len() / M;
-    let rows: [&[f32]; M] = std::array::from_fn(|r| &x[r * k..][..k]);
-    let (out, _) = out.as_chunks_mut::<M>();
-    for (i, out) in out.iter_mut().enumerate() {
-        *out = std::array::from_fn(|r| rows[r][i]);
-    }
-}
-
-/// Most rows of a tile: two sums a row, two vectors of W and one of x fit the registers.
-struct TallestTile;
-
-impl pulp::WithSimd for TallestTile {
-    type Output = usize;
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) -> usize {
-        if S::REGISTER_COUNT >= 32 { 12 } else { 6 }
-    }
-}
-
 struct PanelProduct<'a, 'o> {
     matrix: &'a Packed,
     /// The panel of the first column of `out`.
@@ -329,23 +266,39 @@ fn product<S: Simd, R: StripRows>(simd: S, panel: &[R::Word], tiles: &Tiles, out
             let out = &mut out[first..first + height];
             let resume = from > 0;
             // one strip leaves a tile of one to three rows waiting for its own sums, two keep the units busy
-            macro_rules! by_height {
-                ($($height:literal)*) => {
-                    match height {
-                        1 => tile::<S, R, 1, 2>(simd, [a, b], x, out, column, resume),
-                        2 => tile::<S, R, 2, 2>(simd, [a, b], x, out, column, resume),
-                        3 => tile::<S, R, 3, 2>(simd, [a, b], x, out, column, resume),
-                        $($height => {
-                            tile::<S, R, $height, 1>(simd, [a], x, out, column, resume);
-                            tile::<S, R, $height, 1>(simd, [b], x, out, column + STRIP, resume);
-                        })*
-                        _ => {}
+            match height {
+                1 => tile::<S, R, 1, 2>(simd, [a, b], x, out, column, resume),
+                2 => tile::<S, R, 2, 2>(simd, [a, b], x, out, column, resume),
+                3 => tile::<S, R, 3, 2>(simd, [a, b], x, out, column, resume),
+                _ => {
+                    for (strip, at) in [(a, column), (b, column + STRIP)] {
+                        one_strip::<S, R>(simd, strip, x, out, at, resume);
                     }
-                };
+                }
             }
-            by_height!(4 5 6 7 8 9 10 11 12);
         }
     }
+}
+
+/// A tile of four rows or more times one strip.
+#[inline(always)]
+fn one_strip<S: Simd, R: StripRows>(
+    simd: S,
+    strip: &[R::Word],
+    x: &[f32],
+    out: &mut [&mut [f32]],
+    at: usize,
+    resume: bool,
+) {
+    macro_rules! by_height {
+        ($($height:literal)*) => {
+            match out.len() {
+                $($height => tile::<S, R, $height, 1>(simd, [strip], x, out, at, resume),)*
+                _ => {}
+            }
+        };
+    }
+    by_height!(4 5 6 7 8 9 10 11 12);
 }
 
 /// `M` rows times `N` strips, into the columns from `at`, those that there are; `resume` continues the sums in `out`.
