@@ -72,7 +72,7 @@ impl Chooser {
         })
     }
 
-    /// Judges a draft (nothing: the row after the last one) by the target's logits [V] at its place.
+    /// Judges a draft (nothing: the row after the last one) by the target's logits, `[V]`, at its place.
     ///
     /// # Errors
     /// On logits without a choice, and on a q that cannot have drawn its token.

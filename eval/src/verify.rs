@@ -51,7 +51,7 @@ impl<'s> Rows<'s> {
         Ok(Self::Block { step, logits })
     }
 
-    /// Logits [V] after row `row`; rows are asked for in order.
+    /// Logits, `[V]`, after row `row`; rows are asked for in order.
     pub(crate) fn logits(&mut self, row: usize) -> Result<&[f32]> {
         match self {
             Self::Block { step, logits } => {

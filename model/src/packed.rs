@@ -24,7 +24,7 @@ use crate::tiles::Tiles;
 
 /// Columns of a panel: two strips.
 const PANEL: usize = 64;
-/// Columns of a strip, which lies in memory as [K][32]: a BF16 row of it is one cache line.
+/// Columns of a strip, which lies in memory as `[K][32]`: a BF16 row of it is one cache line.
 const STRIP: usize = 32;
 /// Rows of x that one thread takes at a time when there are many.
 const ROW_BLOCK: usize = 96;
