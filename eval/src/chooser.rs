@@ -7,7 +7,7 @@
 //! would bend the distribution.
 
 use anyhow::{Context, Result, ensure};
-use dflash_model::init::word;
+use dflash_model::init::{uniform, word};
 use dflash_model::{ProposalSlot, Sampling};
 
 use crate::argmax::first_maximum;
@@ -157,7 +157,7 @@ struct Stream {
 impl Stream {
     fn uniform(&mut self) -> f64 {
         self.next += 1;
-        (word(self.seed, self.next) >> 11) as f64 / (1u64 << 53) as f64
+        uniform(self.seed, self.next)
     }
 }
 

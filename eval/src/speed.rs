@@ -78,18 +78,15 @@ pub fn speed(
         kind: "speed".into(),
         drafter: drafting.is_some(),
         contexts: measured,
-        peak_memory_mb: peak_memory_mb(),
+        peak_memory_mb: peak_memory().map(|bytes| bytes >> 20),
         setting: setting.clone(),
     })
 }
 
-/// Most memory that this process has held, in MB, as Linux tells it.
-pub fn peak_memory_mb() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
-    line.split_whitespace()
-        .nth(1)?
-        .parse::<u64>()
-        .ok()
-        .map(|kilobytes| kilobytes / 1024)
+/// Largest resident memory of this process so far, in bytes; Linux only.
+pub fn peak_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
 }

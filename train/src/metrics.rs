@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use dflash_eval::speed::peak_memory;
 use serde::{Deserialize, Serialize};
 
 use crate::durable::replace_file;
@@ -160,14 +161,6 @@ impl StepLines {
         let line = serde_json::to_string(record)? + "\n";
         self.file.write_all(line.as_bytes()).context("appending a metrics line")
     }
-}
-
-/// Largest resident memory of this process so far, in bytes; Linux only.
-pub fn peak_memory() -> Option<u64> {
-    let text = fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }
 
 fn step_of(line: &str) -> Option<u64> {

@@ -1,10 +1,10 @@
 //! Reports on disk: whole or not at all, and never in the place of a device or a link.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use dflash_data::files::write_whole;
 use serde::Serialize;
 
 /// Refuses a path that a report could not be written to, before hours of work: `option` names it in the message.
@@ -54,20 +54,7 @@ pub fn write_json<T: Serialize>(path: &Path, report: &T) -> Result<()> {
 /// When `path` is no regular file or its folder is not writable.
 pub fn write_text(path: &Path, text: &str) -> Result<()> {
     refuse_special(path).with_context(|| path.display().to_string())?;
-    let name = path
-        .file_name()
-        .with_context(|| format!("{}: no file name", path.display()))?;
-    let beside = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&beside)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
-    };
-    write().map_err(|error| {
-        let _ = fs::remove_file(&beside);
-        anyhow::Error::new(error).context(format!("write {}", path.display()))
-    })
+    write_whole(path, text.as_bytes()).with_context(|| format!("write {}", path.display()))
 }
 
 fn parent_of(path: &Path) -> &Path {
