@@ -12,6 +12,7 @@ mod buffer;
 pub mod device;
 pub mod drafter;
 pub mod drafter_config;
+mod drafter_cpu;
 pub mod drafting;
 pub mod folder;
 pub mod init;
