@@ -26,10 +26,10 @@ use std::sync::Arc;
 pub struct Drafter {
     /// The resolved configuration.
     pub config: DrafterConfig,
-    fc: Weight,          // [H, n_taps * H]
-    hidden_norm: Tensor, // [H]
-    layers: Vec<Layer>,
-    norm: Tensor, // [H]
+    pub(crate) fc: Weight,          // [H, n_taps * H]
+    pub(crate) hidden_norm: Tensor, // [H]
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) norm: Tensor, // [H]
     /// DFlash 2's selector.
     pub selector: Option<CandidateSelector>,
 }
@@ -38,29 +38,19 @@ impl Drafter {
     /// A drafter over trainable variables: gradients flow to them.
     pub fn new(config: DrafterConfig, params: &Params) -> Result<Self> {
         let find = |name: &str| params.vars().get(name).map(|var| var.as_tensor().clone());
-        Self::build(
-            config,
-            &Source {
-                find: &find,
-                frozen: false,
-                prefix: String::new(),
-            },
-        )
+        Self::build(config, &Source::new(&find, false))
     }
 
     /// Loads a published folder, strictly, for decoding: computes in f32, keeps BF16 matrices as they are stored.
     pub fn load(dir: &Path, device: &Device) -> Result<Self> {
         let config = DrafterConfig::from_json_file(&dir.join("config.json"))?;
         let tensors = crate::folder::read_tensors(dir, &config, device)?;
-        let find = |name: &str| tensors.get(name).cloned();
-        let mut drafter = Self::build(
-            config,
-            &Source {
-                find: &find,
-                frozen: true,
-                prefix: String::new(),
-            },
-        )?;
+        Self::frozen(config, &|name| tensors.get(name).cloned())
+    }
+
+    /// A drafter for decoding over tensors by published name.
+    pub(crate) fn frozen(config: DrafterConfig, find: &dyn Fn(&str) -> Option<Tensor>) -> Result<Self> {
+        let mut drafter = Self::build(config, &Source::new(find, true))?;
         let layers = drafter.layers.iter_mut().flat_map(Layer::weights);
         let projection = drafter
             .selector
@@ -205,21 +195,21 @@ impl Drafter {
 
 /// One decoder layer.
 #[derive(Debug, Clone)]
-struct Layer {
-    rule: LayerRule,
-    input_layernorm: Tensor,          // [H]
-    post_attention_layernorm: Tensor, // [H]
-    q_proj: Weight,                   // [heads * D, H]
-    k_proj: Weight,                   // [kv_heads * D, H]
-    v_proj: Weight,                   // [kv_heads * D, H]
-    o_proj: Weight,                   // [H, heads * D]
-    q_norm: Tensor,                   // [D]
-    k_norm: Tensor,                   // [D]
-    gate_proj: Weight,                // [I, H]
-    up_proj: Weight,                  // [I, H]
-    down_proj: Weight,                // [H, I]
-    attention_conv: Option<GroupedDynamicConv>,
-    mlp_conv: Option<GroupedDynamicConv>,
+pub(crate) struct Layer {
+    pub(crate) rule: LayerRule,
+    pub(crate) input_layernorm: Tensor,          // [H]
+    pub(crate) post_attention_layernorm: Tensor, // [H]
+    pub(crate) q_proj: Weight,                   // [heads * D, H]
+    pub(crate) k_proj: Weight,                   // [kv_heads * D, H]
+    pub(crate) v_proj: Weight,                   // [kv_heads * D, H]
+    pub(crate) o_proj: Weight,                   // [H, heads * D]
+    pub(crate) q_norm: Tensor,                   // [D]
+    pub(crate) k_norm: Tensor,                   // [D]
+    pub(crate) gate_proj: Weight,                // [I, H]
+    pub(crate) up_proj: Weight,                  // [I, H]
+    pub(crate) down_proj: Weight,                // [H, I]
+    pub(crate) attention_conv: Option<GroupedDynamicConv>,
+    pub(crate) mlp_conv: Option<GroupedDynamicConv>,
 }
 
 impl Layer {
@@ -313,9 +303,9 @@ fn around(
 
 /// Coefficients of a sublayer's two convolutions.
 #[derive(Debug, Clone)]
-struct GroupedDynamicConv {
-    base_kernel: Tensor,       // [2, K, H]: side, tap, channel
-    kernel_projection: Weight, // [2 * K * G, H]: side, tap, group
+pub(crate) struct GroupedDynamicConv {
+    pub(crate) base_kernel: Tensor,       // [2, K, H]: side, tap, channel
+    pub(crate) kernel_projection: Weight, // [2 * K * G, H]: side, tap, group
 }
 
 impl GroupedDynamicConv {
@@ -332,12 +322,12 @@ impl GroupedDynamicConv {
 pub struct CandidateSelector {
     /// Candidates a slot, k.
     pub top_k: usize,
-    hidden_projection: Weight, // [r, H]
-    codebooks: CodebookTensors,
+    pub(crate) hidden_projection: Weight, // [r, H]
+    pub(crate) codebooks: CodebookTensors,
 }
 
 #[derive(Debug, Clone)]
-enum CodebookTensors {
+pub(crate) enum CodebookTensors {
     Free { predecessor: Tensor, successor: Tensor },     // [V, r] each
     Factored { predecessor: Tensor, successor: Tensor }, // [r, H], [H, r]
 }
@@ -421,8 +411,13 @@ struct Source<'s> {
     prefix: String,
 }
 
-impl Source<'_> {
-    fn within(&self, part: &str) -> Source<'_> {
+impl<'s> Source<'s> {
+    fn new(find: &'s dyn Fn(&str) -> Option<Tensor>, frozen: bool) -> Self {
+        let prefix = String::new();
+        Self { find, frozen, prefix }
+    }
+
+    fn within(&self, part: &str) -> Source<'s> {
         Source {
             find: self.find,
             frozen: self.frozen,

@@ -12,6 +12,7 @@ mod buffer;
 pub mod device;
 pub mod drafter;
 pub mod drafter_config;
+mod drafter_cpu;
 pub mod drafting;
 pub mod folder;
 pub mod init;
@@ -22,7 +23,6 @@ pub mod params;
 pub mod simd;
 pub mod target;
 pub mod tensor_file;
-mod tiles;
 pub mod walk;
 
 pub use awake::with_threads_awake;

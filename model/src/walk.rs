@@ -5,6 +5,7 @@
 //! the realised q, for exact verification. Top-p, penalties and the like never touch the draft side.
 
 use crate::drafter::{CandidateSelector, DecodingContext, Drafter};
+use crate::drafter_cpu::{CpuDrafter, CpuSession};
 use crate::drafting::{DraftSession, Drafting, Proposal, ProposalSlot, Sampling};
 use crate::ops::{Weight, top_k};
 use crate::target::TargetHead;
@@ -18,6 +19,8 @@ pub struct BoundDrafter {
     head: TargetHead,
     /// The head again, in the form that few rows are multiplied with.
     logits: Weight,
+    /// The same on slices, where that is possible: what a session decodes with.
+    slices: Option<Arc<CpuDrafter>>,
 }
 
 impl BoundDrafter {
@@ -40,7 +43,13 @@ impl BoundDrafter {
         let mut logits = Weight::frozen(&head.head)?;
         Weight::gather([&mut logits])?;
         let head = if factored { head.in_f32()? } else { head.clone() };
-        Ok(Self { drafter, head, logits })
+        let slices = CpuDrafter::new(&drafter, &head, &logits)?.map(Arc::new);
+        Ok(Self {
+            drafter,
+            head,
+            logits,
+            slices,
+        })
     }
 
     /// The drafter.
@@ -51,6 +60,20 @@ impl BoundDrafter {
     /// The target's embedding and head.
     pub fn head(&self) -> &TargetHead {
         &self.head
+    }
+
+    /// A session of tensor operations, on any device.
+    pub(crate) fn composed_session(&self) -> impl DraftSession + '_ {
+        BoundSession {
+            bound: self,
+            context: self.drafter.decoding_context(),
+        }
+    }
+
+    /// The form on slices, if this drafter has one.
+    #[cfg(test)]
+    pub(crate) fn slices(&self) -> Option<&CpuDrafter> {
+        self.slices.as_deref()
     }
 
     /// Post-norm hidden and logits (shaped) of the slots 1..=width after `anchor`: [width, H] and [width, V].
@@ -74,10 +97,10 @@ impl Drafting for BoundDrafter {
     }
 
     fn session(&self) -> Result<Box<dyn DraftSession + '_>> {
-        Ok(Box::new(BoundSession {
-            bound: self,
-            context: self.drafter.decoding_context(),
-        }))
+        Ok(match &self.slices {
+            Some(slices) => Box::new(CpuSession::new(slices)),
+            None => Box::new(self.composed_session()),
+        })
     }
 }
 
@@ -96,16 +119,21 @@ impl DraftSession for BoundSession<'_> {
     }
 
     fn propose(&mut self, anchor: u32, width: usize, sampling: &mut Sampling<'_>) -> Result<Proposal> {
-        let block_size = self.bound.block_size();
-        if width == 0 || width >= block_size {
-            candle_core::bail!(
-                "proposal of {width} tokens: a block of {block_size} has 1 to {}",
-                block_size - 1
-            )
-        }
+        check_width(self.bound.block_size(), width)?;
         let (hidden, logits) = self.bound.slots(&self.context, anchor, width)?;
         walk(self.bound, &hidden, &logits, anchor, sampling)
     }
+}
+
+/// Refuses a proposal that is no part of a block.
+pub(crate) fn check_width(block_size: usize, width: usize) -> Result<()> {
+    if width == 0 || width >= block_size {
+        candle_core::bail!(
+            "proposal of {width} tokens: a block of {block_size} has 1 to {}",
+            block_size - 1
+        )
+    }
+    Ok(())
 }
 
 /// Chooses a token a slot. `hidden`: [width, H], `logits`: [width, V] shaped unary logits.
@@ -172,7 +200,8 @@ pub fn draft_distribution(scores: &[f32], temperature: f64) -> Vec<f32> {
     exps.iter().map(|e| (e / total) as f32).collect()
 }
 
-fn choose(candidates: Vec<u32>, scores: &[f32], sampling: &mut Sampling<'_>) -> Result<ProposalSlot> {
+/// One slot's token by its candidates' scores: the best, or drawn.
+pub(crate) fn choose(candidates: Vec<u32>, scores: &[f32], sampling: &mut Sampling<'_>) -> Result<ProposalSlot> {
     if scores.iter().any(|s| s.is_nan()) {
         candle_core::bail!("selector scores: NaN among candidates {candidates:?}")
     }

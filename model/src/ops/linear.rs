@@ -46,6 +46,14 @@ impl Weight {
         }
     }
 
+    /// The packed matrix behind a frozen weight.
+    pub(crate) fn packed(&self) -> Option<Arc<Packed>> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Frozen(Frozen(packed)) => Some(packed.clone()),
+        }
+    }
+
     /// Moves frozen matrices that nobody shares yet into memory that is read faster.
     pub(crate) fn gather<'w>(weights: impl IntoIterator<Item = &'w mut Self>) -> Result<()> {
         let packed = weights.into_iter().filter_map(|weight| match weight {

@@ -57,7 +57,7 @@ fn on_cpu(tensors: &[&Tensor]) -> bool {
 }
 
 /// Reads a contiguous f32 CPU tensor without copying it.
-fn with_slice<R>(tensor: &Tensor, op: &str, read: impl FnOnce(&[f32]) -> Result<R>) -> Result<R> {
+pub(crate) fn with_slice<R>(tensor: &Tensor, op: &str, read: impl FnOnce(&[f32]) -> Result<R>) -> Result<R> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {

@@ -1,4 +1,5 @@
-//! Causal attention on the CPU over a cache that grows in place: streaming softmax, f32.
+//! Attention on the CPU over a cache that grows in place: streaming softmax, f32. The target's is causal; a drafter's
+//! block sees itself in both directions, and either may be held to a window.
 //!
 //! The cache of one key/value head is a list of blocks of 64 positions: keys transposed `[D][64]`, so that the scores
 //! of a block are plain multiply-adds over 64 lanes, and values `[64][D]`. A query walks the blocks in order and blocks
@@ -7,6 +8,8 @@
     clippy::inline_always,
     reason = "a kernel must be inlined into the function compiled for the wide unit"
 )]
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
@@ -17,6 +20,8 @@ use crate::buffer::Buffer;
 
 /// Positions of a block.
 const BLOCK: usize = 64;
+/// Partial maxima and sums of a softmax; divides a block.
+const LANES: usize = 16;
 /// Query vectors that walk the cache together.
 const TILE: usize = 32;
 /// Below this many (query, key, channel) triples one thread does it all.
@@ -24,14 +29,37 @@ fn parallel_work() -> usize {
     if awake() { 32 * 1024 } else { 256 * 1024 }
 }
 
+/// Which positions a query sees: a stretch whose two ends never move back from one query to the next.
+#[derive(Clone, Copy)]
+pub(crate) struct Sight {
+    /// W of |q - k| < W.
+    pub(crate) window: Option<usize>,
+    /// Whether a query sees nothing behind itself.
+    pub(crate) causal: bool,
+    /// Positions that there are.
+    pub(crate) end: usize,
+}
+
+impl Sight {
+    fn of(self, position: usize) -> Range<usize> {
+        let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
+        let ahead = if self.causal {
+            1
+        } else {
+            self.window.unwrap_or(self.end)
+        };
+        first..self.end.min(position + ahead)
+    }
+}
+
 /// Keys and values of one layer.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) struct KvCache {
     heads: Vec<HeadCache>,
     dim: usize,
 }
 
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 struct HeadCache {
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -71,17 +99,27 @@ impl KvCache {
     /// Attention of queries at positions from `start`; `queries` is `[kv heads][rows][group][D]`, already scaled, and so is
     /// the result. The keys of these positions are in the cache.
     pub(crate) fn attend(&self, start: usize, queries: &[f32], group: usize) -> Buffer {
+        let end = start + queries.len() / (self.heads.len() * group * self.dim);
+        let sight = Sight {
+            window: None,
+            causal: true,
+            end,
+        };
+        self.attend_within(start, queries, group, sight)
+    }
+
+    /// The same, with what a query sees given.
+    pub(crate) fn attend_within(&self, start: usize, queries: &[f32], group: usize, sight: Sight) -> Buffer {
         let (dim, heads) = (self.dim, self.heads.len());
         let per_head = queries.len() / heads;
-        let rows = per_head / (group * dim);
         let mut out = Buffer::zeros(queries.len());
         let tile_rows = (TILE / group).max(1);
         let tile_floats = tile_rows * group * dim;
         let work = |head: usize, tile: usize, out: &mut [f32]| {
             let queries = &queries[head * per_head + tile * tile_floats..][..out.len()];
-            self.heads[head].tile(start + tile * tile_rows, queries, group, dim, out);
+            self.heads[head].tile(start + tile * tile_rows, queries, (group, dim), sight, out);
         };
-        if queries.len() * (start + rows) < parallel_work() {
+        if queries.len() * (sight.end - sight.of(start).start) < parallel_work() {
             for (head, out) in out.chunks_exact_mut(per_head).enumerate() {
                 out.chunks_mut(tile_floats)
                     .enumerate()
@@ -100,16 +138,20 @@ impl KvCache {
 
 impl HeadCache {
     /// Streaming softmax for one tile of queries, `group` of them a position; `out` starts at zero.
-    fn tile(&self, start: usize, queries: &[f32], group: usize, dim: usize, out: &mut [f32]) {
+    fn tile(&self, start: usize, queries: &[f32], (group, dim): (usize, usize), sight: Sight, out: &mut [f32]) {
         let count = queries.len() / dim;
-        let end = start + count / group;
+        let (begin, end) = (sight.of(start).start, sight.of(start + count / group - 1).end);
         let mut scores = Buffer::zeros(count * BLOCK);
         let mut peaks = vec![f32::NEG_INFINITY; count];
         let mut totals = vec![0f32; count];
-        for first in (0..end).step_by(BLOCK) {
+        for first in (begin / BLOCK * BLOCK..end).step_by(BLOCK) {
             let keys = &self.keys[first * dim..][..BLOCK * dim];
-            // rows before this block see none of it; a tile may straddle a block's start
-            let skip = first.saturating_sub(start) * group;
+            // rows before this block may see none of it; a tile may straddle a block's start
+            let blind = (0..count / group).take_while(|t| sight.of(start + t).end <= first);
+            let skip = blind.count() * group;
+            let depth = BLOCK.min(end - first);
+            // whole vectors of positions, no more
+            let width = depth.next_multiple_of(LANES);
             let queries = &queries[skip * dim..];
             let scores = &mut scores[skip * BLOCK..];
             scores.fill(0.0);
@@ -118,22 +160,28 @@ impl HeadCache {
                 Matrix(keys, BLOCK),
                 scores,
                 BLOCK,
-                (count - skip, dim, BLOCK),
+                (count - skip, dim, width),
             );
             for r in skip..count {
-                let seen = BLOCK.min(start + r / group + 1 - first);
-                let row = &mut scores[(r - skip) * BLOCK..][..BLOCK];
+                let seen = sight.of(start + r / group);
+                let seen = seen.start.saturating_sub(first)..BLOCK.min(seen.end - first);
+                let row = &mut scores[(r - skip) * BLOCK..][..width];
+                if seen.start >= seen.end {
+                    row.fill(0.0);
+                    continue;
+                }
                 wide::<SoftmaxStep>((row, seen, &mut peaks[r], &mut totals[r], &mut out[r * dim..][..dim]));
             }
-            let depth = BLOCK.min(end - first);
-            let values = &self.values[first * dim..][..depth * dim];
+            // what no query of the tile sees must not meet a weight of zero: it may be no number
+            let before = begin.saturating_sub(first);
+            let values = &self.values[(first + before) * dim..][..(depth - before) * dim];
             let out = &mut out[skip * dim..];
             multiply_add(
-                Matrix(scores, BLOCK),
+                Matrix(&scores[before..], BLOCK),
                 Matrix(values, dim),
                 out,
                 dim,
-                (count - skip, depth, dim),
+                (count - skip, depth - before, dim),
             );
         }
         for (out, total) in out.chunks_exact_mut(dim).zip(&totals) {
@@ -159,15 +207,14 @@ impl Kernel for ScaleRow {
 struct SoftmaxStep;
 
 impl Kernel for SoftmaxStep {
-    type Args<'a> = (&'a mut [f32], usize, &'a mut f32, &'a mut f32, &'a mut [f32]);
+    type Args<'a> = (&'a mut [f32], Range<usize>, &'a mut f32, &'a mut f32, &'a mut [f32]);
 
     #[inline(always)]
     fn run((row, seen, peak, total, out): Self::Args<'_>) {
-        let mut lanes = [f32::NEG_INFINITY; 16];
-        for s in &mut row[seen..] {
-            *s = f32::NEG_INFINITY;
-        }
-        for chunk in row.chunks_exact(16) {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        row[..seen.start].fill(f32::NEG_INFINITY);
+        row[seen.end..].fill(f32::NEG_INFINITY);
+        for chunk in row.chunks_exact(LANES) {
             for (lane, s) in lanes.iter_mut().zip(chunk) {
                 *lane = if *s > *lane { *s } else { *lane };
             }
@@ -182,8 +229,8 @@ impl Kernel for SoftmaxStep {
         for s in row.iter_mut() {
             *s = exp(*s - peak_here);
         }
-        let mut sums = [0f32; 16];
-        for chunk in row.chunks_exact(16) {
+        let mut sums = [0f32; LANES];
+        for chunk in row.chunks_exact(LANES) {
             for (sum, s) in sums.iter_mut().zip(chunk) {
                 *sum += *s;
             }

@@ -3,7 +3,7 @@
 //! A [`Target`] is shared and immutable; a [`Session`] is one sequence being decoded, with its attention and
 //! gated-delta-net caches. Tap id `i` is the output of decoder layer `i` (0-based), before the final norm.
 
-mod attention;
+pub(crate) mod attention;
 mod composed;
 mod composed_delta;
 mod composed_session;
@@ -12,8 +12,8 @@ mod cpu;
 mod cpu_session;
 mod delta;
 mod delta_chunk;
-mod kernels;
-mod small_matmul;
+pub(crate) mod kernels;
+pub(crate) mod small_matmul;
 mod weights;
 
 use std::path::Path;

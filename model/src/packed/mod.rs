@@ -13,35 +13,22 @@
     reason = "a kernel must be inlined into the function compiled for the wide unit"
 )]
 
+mod product;
+mod tiles;
+
 use candle_core::{DType, Result, Tensor};
 use pulp::Simd;
-use rayon::prelude::*;
 
-use crate::awake::awake;
-use crate::buffer::Buffer;
 use crate::pages::{Gather, Stored, gather};
-use crate::tiles::Tiles;
+pub(crate) use product::joined;
+use tiles::Tiles;
 
 /// Columns of a panel: two strips.
 const PANEL: usize = 64;
 /// Columns of a strip, which lies in memory as `[K][32]`: a BF16 row of it is one cache line.
 const STRIP: usize = 32;
-/// Rows of x that one thread takes at a time when there are many.
-const ROW_BLOCK: usize = 96;
 /// Depth of one pass over a panel, so that panel and rows stay in the second-level cache.
 const DEPTH: usize = 1024;
-/// One thread does it all below this many multiply-adds and this many bytes of matrix: about 150 microseconds of work
-/// from cache or of reading from memory. Measured: waking another thread costs 50.
-const PARALLEL_WORK: usize = 6 << 20;
-/// See [`PARALLEL_WORK`].
-const PARALLEL_BYTES: usize = 4 << 20;
-/// The same while the threads are kept awake, when another thread takes over in one or two.
-const AWAKE_WORK: usize = 256 << 10;
-/// See [`AWAKE_WORK`].
-const AWAKE_BYTES: usize = 64 << 10;
-/// Pieces a thread that the columns are cut into.
-const PIECES: usize = 1;
-
 /// A frozen [N, K] matrix, packed.
 #[derive(Debug)]
 pub(crate) struct Packed {
@@ -107,46 +94,6 @@ impl Packed {
     /// Columns of the product, N.
     pub(crate) fn width(&self) -> usize {
         self.n
-    }
-
-    /// x W^T: x is [rows, K], the result [rows, N].
-    pub(crate) fn product(&self, x: &[f32]) -> Buffer {
-        let rows = x.len() / self.k;
-        let mut out = Buffer::stale(rows * self.n);
-        let threads = rayon::current_num_threads();
-        let (work, bytes) = if awake() {
-            (AWAKE_WORK, AWAKE_BYTES)
-        } else {
-            (PARALLEL_WORK, PARALLEL_BYTES)
-        };
-        let small = (rows * self.n * self.k < work && self.bytes() < bytes) || threads == 1;
-        if !small && rows >= threads * ROW_BLOCK / 2 {
-            x.par_chunks(ROW_BLOCK * self.k)
-                .zip(out.par_chunks_mut(ROW_BLOCK * self.n))
-                .for_each(|(x, out)| {
-                    let mut out: Vec<&mut [f32]> = out.chunks_exact_mut(self.n).collect();
-                    self.columns(0, &Tiles::new(x, self.k), &mut out);
-                });
-            return out;
-        }
-        let tiles = Tiles::new(x, self.k);
-        let count = self.n.div_ceil(PANEL);
-        let grain = if small { count } else { count.div_ceil(threads * PIECES) };
-        // few rows: the threads share the panels instead, since reading the matrix is what takes the time
-        let mut pieces: Vec<Vec<&mut [f32]>> = Vec::new();
-        pieces.resize_with(count.div_ceil(grain.max(1)), || Vec::with_capacity(rows));
-        for row in out.chunks_exact_mut(self.n) {
-            for (piece, part) in pieces.iter_mut().zip(row.chunks_mut(grain * PANEL)) {
-                piece.push(part);
-            }
-        }
-        let work = |(piece, out): (usize, &mut Vec<&mut [f32]>)| self.columns(piece * grain, &tiles, out);
-        if small {
-            pieces.iter_mut().enumerate().for_each(work);
-        } else {
-            pieces.par_iter_mut().enumerate().for_each(work);
-        }
-        out
     }
 
     fn bytes(&self) -> usize {

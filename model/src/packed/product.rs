@@ -1,0 +1,153 @@
+//! Products with packed matrices: who computes what.
+//!
+//! Several matrices may take the same rows in one pass: the rows are laid out once and the threads share all panels.
+
+use rayon::prelude::*;
+
+use super::{PANEL, Packed, Tiles};
+use crate::awake::awake;
+use crate::buffer::Buffer;
+
+/// Rows of x that one thread takes at a time when there are many.
+const ROW_BLOCK: usize = 96;
+/// One thread does it all below this many multiply-adds and this many bytes of matrix: about 150 microseconds of work
+/// from cache or of reading from memory. Measured: waking another thread costs 50.
+const PARALLEL_WORK: usize = 6 << 20;
+/// See [`PARALLEL_WORK`].
+const PARALLEL_BYTES: usize = 4 << 20;
+/// The same while the threads are kept awake, when another thread takes over in one or two.
+const AWAKE_WORK: usize = 256 << 10;
+/// See [`AWAKE_WORK`].
+const AWAKE_BYTES: usize = 64 << 10;
+/// Pieces a thread that the columns are cut into.
+const PIECES: usize = 1;
+
+impl Packed {
+    /// x W^T: x is [rows, K], the result [rows, N].
+    pub(crate) fn product(&self, x: &[f32]) -> Buffer {
+        joined(&[self], x)
+    }
+}
+
+/// x [W0; W1; ...]^T for matrices of one depth: x is [rows, K], the result [rows, N0 + N1 + ...].
+///
+/// An element is the same, to the bit, as in the product with its matrix alone.
+pub(crate) fn joined(matrices: &[&Packed], x: &[f32]) -> Buffer {
+    let k = matrices[0].k;
+    let (rows, width) = (x.len() / k, matrices.iter().map(|matrix| matrix.n).sum::<usize>());
+    let mut out = Buffer::stale(rows * width);
+    let threads = rayon::current_num_threads();
+    let (work, bytes) = if awake() {
+        (AWAKE_WORK, AWAKE_BYTES)
+    } else {
+        (PARALLEL_WORK, PARALLEL_BYTES)
+    };
+    let read = matrices.iter().map(|matrix| matrix.bytes()).sum::<usize>();
+    let small = (rows * width * k < work && read < bytes) || threads == 1;
+    if !small && rows >= threads * ROW_BLOCK / 2 {
+        x.par_chunks(ROW_BLOCK * k)
+            .zip(out.par_chunks_mut(ROW_BLOCK * width))
+            .for_each(|(x, out)| {
+                let tiles = Tiles::new(x, k);
+                let whole = pieces(matrices, usize::MAX / PANEL, out, width);
+                for mut piece in whole {
+                    piece.fill(&tiles);
+                }
+            });
+        return out;
+    }
+    let tiles = Tiles::new(x, k);
+    let count = matrices.iter().map(|matrix| matrix.n.div_ceil(PANEL)).sum::<usize>();
+    let grain = if small { count } else { count.div_ceil(threads * PIECES) };
+    // few rows: the threads share the panels instead, since reading the matrices is what takes the time
+    let mut pieces = pieces(matrices, grain, &mut out, width);
+    if small {
+        for piece in &mut pieces {
+            piece.fill(&tiles);
+        }
+    } else {
+        pieces.par_iter_mut().for_each(|piece| piece.fill(&tiles));
+    }
+    drop(pieces);
+    out
+}
+
+/// Some neighbouring columns of every row, all of one matrix.
+struct Piece<'m, 'o> {
+    matrix: &'m Packed,
+    /// Panel of the first column.
+    first: usize,
+    columns: usize,
+    out: Vec<&'o mut [f32]>,
+}
+
+impl Piece<'_, '_> {
+    fn fill(&mut self, tiles: &Tiles) {
+        self.matrix.columns(self.first, tiles, &mut self.out);
+    }
+}
+
+/// Cuts the columns of `out` [rows, width] where a matrix ends and after every `grain` panels.
+fn pieces<'m, 'o>(matrices: &[&'m Packed], grain: usize, out: &'o mut [f32], width: usize) -> Vec<Piece<'m, 'o>> {
+    let rows = out.len() / width;
+    let mut pieces = Vec::with_capacity(matrices.len());
+    for matrix in matrices {
+        for first in (0..matrix.n.div_ceil(PANEL)).step_by(grain.max(1)) {
+            pieces.push(Piece {
+                matrix,
+                first,
+                columns: (matrix.n - first * PANEL).min(grain * PANEL),
+                out: Vec::with_capacity(rows),
+            });
+        }
+    }
+    for mut row in out.chunks_exact_mut(width) {
+        for piece in &mut pieces {
+            let (part, rest) = row.split_at_mut(piece.columns);
+            piece.out.push(part);
+            row = rest;
+        }
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device, Result, Tensor};
+
+    use super::*;
+
+    #[test]
+    fn joined_matrices_give_the_bits_of_each_alone_on_any_number_of_threads() -> Result<()> {
+        let k = 37;
+        let values = |count: usize| {
+            (0..count)
+                .map(|i| ((i * 2_654_435_761) % 2003) as f32 / 1001.0 - 1.0)
+                .collect()
+        };
+        let mut matrices = Vec::new();
+        for (i, n) in [5, 64, 200, 1, 130].into_iter().enumerate() {
+            let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F32 };
+            let w = Tensor::from_vec(values(n * k), (n, k), &Device::Cpu)?.to_dtype(dtype)?;
+            matrices.push(Packed::stack(&[&w])?);
+        }
+        let matrices: Vec<&Packed> = matrices.iter().collect();
+        for threads in [1, 2, 3] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            for rows in [1, 8, 1500] {
+                let x: Vec<f32> = values(rows * k);
+                let all = pool.install(|| joined(&matrices, &x));
+                let mut from = 0;
+                let width = all.len() / rows;
+                for matrix in &matrices {
+                    let alone = matrix.product(&x);
+                    for (row, alone) in all.chunks_exact(width).zip(alone.chunks_exact(matrix.n)) {
+                        assert_eq!(&row[from..][..matrix.n], alone, "{threads} threads, {rows} rows");
+                    }
+                    from += matrix.n;
+                }
+            }
+        }
+        Ok(())
+    }
+}
