@@ -15,79 +15,74 @@ thread_local! {
 }
 
 /// A slice of floats whose memory goes back to the dropping thread's store.
-pub(crate) struct Buffer(Vec<f32>);
+pub(crate) struct Buffer {
+    /// At least `len` floats; those after it are nobody's.
+    floats: Vec<f32>,
+    len: usize,
+}
 
 impl Buffer {
     /// Zeros.
     pub(crate) fn zeros(len: usize) -> Self {
-        let mut floats = Self::room(len);
-        floats.clear();
-        floats.resize(len, 0.0);
-        Self(floats)
+        let mut zeros = Self::stale(len);
+        zeros.fill(0.0);
+        zeros
     }
 
     /// Floats of earlier use, for who writes every one of them.
     pub(crate) fn stale(len: usize) -> Self {
-        let mut floats = Self::room(len);
-        floats.resize(len, 0.0);
-        Self(floats)
-    }
-
-    /// A vector with room for `len` floats, from the store if one fits; what it holds is of no meaning.
-    fn room(len: usize) -> Vec<f32> {
         let kept = FREE.with_borrow_mut(|free| {
-            let fits = free.iter().enumerate().filter(|(_, kept)| kept.capacity() >= len);
-            let tightest = fits.min_by_key(|(_, kept)| kept.capacity()).map(|(i, _)| i);
+            let fits = free.iter().enumerate().filter(|(_, kept)| kept.len() >= len);
+            let tightest = fits.min_by_key(|(_, kept)| kept.len()).map(|(i, _)| i);
             tightest.map(|i| free.swap_remove(i))
         });
-        kept.unwrap_or_else(|| Vec::with_capacity(len))
-    }
-
-    /// Two slices, one after the other.
-    pub(crate) fn joined(first: &[f32], rest: usize, fill: impl FnOnce(&mut Vec<f32>)) -> Self {
-        let mut floats = Self::room(first.len() + rest);
-        floats.clear();
-        floats.extend_from_slice(first);
-        fill(&mut floats);
-        Self(floats)
+        Self {
+            floats: kept.unwrap_or_else(|| vec![0.0; len]),
+            len,
+        }
     }
 
     /// The floats themselves, for a tensor that outlives the pass.
     pub(crate) fn into_vec(mut self) -> Vec<f32> {
-        std::mem::take(&mut self.0)
+        let mut floats = std::mem::take(&mut self.floats);
+        floats.truncate(self.len);
+        floats
     }
 }
 
 impl From<Vec<f32>> for Buffer {
     fn from(floats: Vec<f32>) -> Self {
-        Self(floats)
+        Self {
+            len: floats.len(),
+            floats,
+        }
     }
 }
 
 impl Deref for Buffer {
     type Target = [f32];
     fn deref(&self) -> &[f32] {
-        &self.0
+        &self.floats[..self.len]
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [f32] {
-        &mut self.0
+        &mut self.floats[..self.len]
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let floats = std::mem::take(&mut self.0);
-        if floats.capacity() == 0 {
+        let floats = std::mem::take(&mut self.floats);
+        if floats.is_empty() {
             return;
         }
         // a thread that is ending has no store any more; then the memory is simply freed
         let _ = FREE.try_with(|free| {
             let mut free = free.borrow_mut();
-            let held: usize = free.iter().map(Vec::capacity).sum();
-            if free.len() < KEPT && held + floats.capacity() <= KEPT_FLOATS {
+            let held: usize = free.iter().map(Vec::len).sum();
+            if free.len() < KEPT && held + floats.len() <= KEPT_FLOATS {
                 free.push(floats);
             }
         });

@@ -134,7 +134,7 @@ impl Layer {
     ) {
         let width = self.kv_heads * self.dim();
         let count = rows.len() / stride;
-        let mut keys = Buffer::zeros(count * width);
+        let mut keys = Buffer::stale(count * width);
         each_row(&mut keys, width, |t, out| {
             let (cos, sin) = angles.of(start + t);
             wide::<NormAndRotate>(Heads {
@@ -184,7 +184,7 @@ impl Layer {
         let stride = (heads + 2 * self.kv_heads) * dim;
         let rows = qkv.len() / stride;
         let scale = 1.0 / (dim as f32).sqrt();
-        let mut queries = Buffer::zeros(rows * heads * dim);
+        let mut queries = Buffer::stale(rows * heads * dim);
         each_row(&mut queries, group * dim, |i, out| {
             let (kv, t) = (i / rows, i % rows);
             let (cos, sin) = angles.of(start + t);

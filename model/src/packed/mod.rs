@@ -29,6 +29,10 @@ const PANEL: usize = 64;
 const STRIP: usize = 32;
 /// Depth of one pass over a panel, so that panel and rows stay in the second-level cache.
 const DEPTH: usize = 1024;
+/// Rows of a strip that are asked for ahead of their use. Measured with 8 rows of x: a fifth less time than without, since
+/// the processor's own look-ahead does not fill the time that a row's arithmetic takes.
+const AHEAD: usize = 48;
+
 /// A frozen [N, K] matrix, packed.
 #[derive(Debug)]
 pub(crate) struct Packed {
@@ -303,6 +307,7 @@ fn accumulate<S: Simd, R: StripRows, const M: usize, const N: usize>(
     for (i, x) in x.chunks_exact(M).enumerate() {
         let mut w = [[simd.splat_f32s(0.0); 2]; N];
         for s in 0..N {
+            fetch(strips[s].as_ptr().wrapping_add((i + AHEAD) * R::WORDS));
             w[s] = R::pair(simd, &strips[s][i * R::WORDS..(i + 1) * R::WORDS], v);
         }
         for r in 0..M {
@@ -315,6 +320,22 @@ fn accumulate<S: Simd, R: StripRows, const M: usize, const N: usize>(
         }
     }
     sums
+}
+
+/// Asks for the cache line at `from`, which need not exist, where the language has a way to ask.
+#[inline(always)]
+fn fetch<T>(from: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        #[expect(unsafe_code, reason = "declared unsafe for its pointer")]
+        // SAFETY: a prefetch reads nothing and cannot fault, whatever the address; every x86-64 processor has it.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(from.cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = from;
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ impl Tiles {
     pub(crate) fn new(x: &[f32], k: usize) -> Self {
         let rows = x.len() / k;
         let mut tiles = Self {
-            values: Buffer::zeros(x.len()),
+            values: Buffer::stale(x.len()),
             rows,
             k,
             count: rows.div_ceil(pulp::Arch::new().dispatch(TallestTile)),

@@ -303,7 +303,7 @@ impl CpuTarget {
         let (cos, sin) = rope_table(start, rows, half, self.config.info.rope_theta);
         let angles = |t: usize| (&cos[t * half..][..half], &sin[t * half..][..half]);
 
-        let mut keys = Buffer::zeros(rows * kv_heads * dim);
+        let mut keys = Buffer::stale(rows * kv_heads * dim);
         each_row(&mut keys, kv_heads * dim, |t, out| {
             let (cos, sin) = angles(t);
             let source = &projected[t * stride + keys_at..];
@@ -327,7 +327,7 @@ impl CpuTarget {
         );
 
         let scale = 1.0 / (dim as f32).sqrt();
-        let mut queries = Buffer::zeros(rows * heads * dim);
+        let mut queries = Buffer::stale(rows * heads * dim);
         each_row(&mut queries, group * dim, |i, out| {
             let (kv, t) = (i / rows, i % rows);
             let (cos, sin) = angles(t);
@@ -344,7 +344,7 @@ impl CpuTarget {
             });
         });
         let attended = self.settle(cache.attend(start, &queries, group));
-        let mut flat = Buffer::zeros(rows * heads * dim);
+        let mut flat = Buffer::stale(rows * heads * dim);
         each_row(&mut flat, heads * dim, |t, out| {
             for (h, out) in out.chunks_exact_mut(dim).enumerate() {
                 let from = &attended[((h / group * rows + t) * group + h % group) * dim..][..dim];
@@ -389,11 +389,12 @@ impl CpuTarget {
         let projected = self.settle(input.product(x));
         let stride = input.width();
         let rows = projected.len() / stride;
-        let conv_input = Buffer::joined(tail, rows * channels, |input| {
-            for row in projected.chunks_exact(stride) {
-                input.extend_from_slice(&row[..channels]);
-            }
-        });
+        let mut conv_input = Buffer::stale(tail.len() + rows * channels);
+        let (before, inputs) = conv_input.split_at_mut(tail.len());
+        before.copy_from_slice(tail);
+        for (input, row) in inputs.chunks_exact_mut(channels).zip(projected.chunks_exact(stride)) {
+            input.copy_from_slice(&row[..channels]);
+        }
         let qkv = self.settle(conv_silu(&conv_input, conv, channels));
         let (mut betas, mut decays) = (Vec::with_capacity(rows * nv), Vec::with_capacity(rows * nv));
         for row in projected.chunks_exact(stride) {
@@ -420,7 +421,7 @@ impl CpuTarget {
         );
 
         let read = self.settle(pass.out);
-        let mut gated = Buffer::zeros(rows * values);
+        let mut gated = Buffer::stale(rows * values);
         each_row(&mut gated, values, |t, out| {
             let gates = &projected[t * stride + channels..][..values];
             for (h, (out, gate)) in out.chunks_exact_mut(dv).zip(gates.chunks_exact(dv)).enumerate() {

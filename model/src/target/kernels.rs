@@ -144,7 +144,7 @@ impl Kernel for RmsNormRow {
 /// RMS norm of every row of `x` [rows, width].
 pub(crate) fn rms_norm(x: &[f32], scale: &[f32], eps: f32) -> Buffer {
     let width = scale.len();
-    let mut out = Buffer::zeros(x.len());
+    let mut out = Buffer::stale(x.len());
     each_row(&mut out, width, |i, out| {
         wide::<RmsNormRow>((&x[i * width..][..width], scale, eps, out));
     });
@@ -171,7 +171,7 @@ impl Kernel for AddRow {
 
 /// silu(gate) * up for rows [gate | up] of width 2 I; the result is [rows, I].
 pub(crate) fn swiglu(gate_up: &[f32], width: usize) -> Buffer {
-    let mut out = Buffer::zeros(gate_up.len() / 2);
+    let mut out = Buffer::stale(gate_up.len() / 2);
     each_row(&mut out, width, |i, out| {
         let (gate, up) = gate_up[2 * i * width..][..2 * width].split_at(width);
         wide::<SiluGateRow>((gate, up, out));
@@ -241,7 +241,7 @@ impl Kernel for SigmoidGateInPlace {
 pub(crate) fn conv_silu(u: &[f32], taps: &[f32], channels: usize) -> Buffer {
     let width = taps.len() / channels;
     let rows = u.len() / channels + 1 - width;
-    let mut out = Buffer::zeros(rows * channels);
+    let mut out = Buffer::stale(rows * channels);
     each_row(&mut out, channels, |t, out| {
         wide::<ConvRow>((&u[t * channels..], taps, out));
     });
@@ -263,6 +263,7 @@ impl Kernel for ConvRow {
             }
             return;
         }
+        out.fill(0.0);
         for (taps, u) in taps.chunks_exact(channels).zip(u.chunks_exact(channels)) {
             for ((out, tap), u) in out.iter_mut().zip(taps).zip(u) {
                 *out += tap * u;
