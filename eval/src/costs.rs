@@ -136,7 +136,7 @@ fn commit_seconds(
 }
 
 /// Positions after the context that measuring some widths may use up: plain steps and commits stay.
-fn room_for(widths: &[usize]) -> usize {
+pub(crate) fn room_for(widths: &[usize]) -> usize {
     MOST_REPEATS + widths.iter().map(|width| COMMITS * (width + 2)).sum::<usize>()
 }
 

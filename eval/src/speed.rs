@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use dflash_model::{Drafting, LogitRows, Target};
 use serde::{Deserialize, Serialize};
 
-use crate::costs::{costs_after, fastest_of};
+use crate::costs::{costs_after, fastest_of, room_for};
 use crate::random::below;
 use crate::report::{Setting, WidthCost};
 
@@ -36,12 +36,38 @@ pub struct ContextSpeed {
     pub costs: Vec<WidthCost>,
 }
 
+/// Refuses what [`speed`] could not measure, before it measures anything.
+///
+/// # Errors
+/// On a context that leaves no room, and on more rows than the drafter's block.
+pub fn check(target: &dyn Target, drafting: Option<&dyn Drafting>, contexts: &[usize], rows: usize) -> Result<()> {
+    ensure!(rows >= 1, "0 rows: expected at least 1");
+    if let Some(drafting) = drafting {
+        let most = drafting.block_size();
+        ensure!(rows <= most, "{rows} rows: the drafter's block has {most}");
+    }
+    let (room, needed) = (target.info().max_positions, room_for(&widths(rows)));
+    for &context in contexts {
+        ensure!(context >= 1, "context 0: expected at least 1 token");
+        ensure!(
+            context.saturating_add(needed) <= room,
+            "context {context}: measuring needs {needed} positions after it, the target has {room}"
+        );
+    }
+    Ok(())
+}
+
+/// Drafts of blocks of 1 to `rows` rows.
+fn widths(rows: usize) -> Vec<usize> {
+    (0..rows).collect()
+}
+
 /// Times `target`, and `drafting` if there is one, for blocks of up to `rows` rows after each of `contexts` tokens.
 ///
 /// The tokens are random: speed does not depend on which they are.
 ///
 /// # Errors
-/// On a context that leaves no room, on more rows than the drafter's block, and on what target and drafter report.
+/// As [`check`], and on what target and drafter report.
 pub fn speed(
     target: &dyn Target,
     drafting: Option<&dyn Drafting>,
@@ -50,17 +76,11 @@ pub fn speed(
     setting: &Setting,
     progress: &mut dyn FnMut(usize),
 ) -> Result<SpeedReport> {
-    ensure!(rows >= 1, "0 rows: expected at least 1");
-    if let Some(drafting) = drafting {
-        let most = drafting.block_size();
-        ensure!(rows <= most, "{rows} rows: the drafter's block has {most}");
-    }
-    let vocab = target.info().vocab_size;
-    let widths: Vec<usize> = (0..rows).collect();
+    check(target, drafting, contexts, rows)?;
+    let (vocab, widths) = (target.info().vocab_size, widths(rows));
     let taps = drafting.map_or_else(Vec::new, |drafting| drafting.taps().to_vec());
     let mut measured = Vec::new();
     for (done, &context) in contexts.iter().enumerate() {
-        ensure!(context >= 1, "context 0: expected at least 1 token");
         let tokens: Vec<u32> = (0..context as u64).map(|i| below(1, i, vocab) as u32).collect();
         let costs = costs_after(target, drafting, &tokens, &widths)?;
         let prefill = fastest_of(2, || {

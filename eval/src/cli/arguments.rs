@@ -211,12 +211,13 @@ pub(crate) struct PageArguments {
 }
 
 impl PageArguments {
-    /// As [`OutputArguments::check`].
+    /// As [`OutputArguments::check`], with the outputs `beside` these if there are any.
     ///
     /// # Errors
     /// Names the option and the path.
-    pub(crate) fn check(&self) -> Result<()> {
-        check_outputs(&[("--csv", &self.csv), ("--html", &self.html)])
+    pub(crate) fn check(&self, beside: Option<&OutputArguments>) -> Result<()> {
+        let json = beside.map_or(&None, |output| &output.json);
+        check_outputs(&[("--json", json), ("--csv", &self.csv), ("--html", &self.html)])
     }
 
     /// Writes what was asked for.
@@ -235,9 +236,18 @@ impl PageArguments {
 }
 
 fn check_outputs(outputs: &[(&str, &Option<PathBuf>)]) -> Result<()> {
-    for (option, path) in outputs {
-        if let Some(path) = path {
-            prepare_output(option, path)?;
+    let named: Vec<(&str, &PathBuf)> = outputs
+        .iter()
+        .filter_map(|(option, path)| path.as_ref().map(|path| (*option, path)))
+        .collect();
+    for (i, (option, path)) in named.iter().enumerate() {
+        prepare_output(option, path)?;
+        for (other, same) in &named[..i] {
+            ensure!(
+                std::path::absolute(path)? != std::path::absolute(same)?,
+                "{option} {}: {other} names the same file",
+                path.display()
+            );
         }
     }
     Ok(())

@@ -1,20 +1,33 @@
 //! Reports on disk: whole or not at all, and never in the place of a device or a link.
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use dflash_data::files::write_whole;
 use serde::Serialize;
 
+/// How what these programs write for an option begins: a CSV's header, a page, reports and walks as JSON. A file that
+/// begins otherwise is somebody's, perhaps an input named by mistake.
+fn openings(option: &str) -> &'static [&'static str] {
+    match option {
+        "--csv" => &["prompt,id,domain,"],
+        "--html" => &["<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>"],
+        _ => &["{\n  \"kind\": ", "{\n  \"contexts\": ", "{\n  \"folder\": "],
+    }
+}
+
 /// Refuses a path that a report could not be written to, before hours of work: `option` names it in the message.
 ///
 /// # Errors
-/// When the path is a folder or a special file, or its own folder does not exist or cannot be written to.
+/// When the path is a folder, a special file or a file that is no earlier result, or its own folder does not exist or
+/// cannot be written to.
 pub fn prepare_output(option: &str, path: &Path) -> Result<()> {
     let named = || format!("{option} {}", path.display());
     ensure!(!path.is_dir(), "{}: is a folder, expected a file", named());
     refuse_special(path).with_context(named)?;
+    refuse_foreign(option, path).with_context(named)?;
     let parent = parent_of(path);
     ensure!(
         parent.is_dir(),
@@ -36,6 +49,21 @@ fn refuse_special(path: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses to replace a file that is neither empty nor an earlier result of `option`.
+fn refuse_foreign(option: &str, path: &Path) -> Result<()> {
+    let mut start = String::new();
+    if let Ok(file) = File::open(path) {
+        let mut bytes = Vec::new();
+        file.take(64).read_to_end(&mut bytes)?;
+        start = String::from_utf8_lossy(&bytes).into_owned();
+    }
+    ensure!(
+        start.is_empty() || openings(option).iter().any(|opening| start.starts_with(opening)),
+        "the file exists and is no earlier report; name a new file, or remove this one first"
+    );
+    Ok(())
 }
 
 /// Writes `report` to `path` as JSON: all of it or nothing.
@@ -75,6 +103,8 @@ mod tests {
         prepare_output("--json", &path).unwrap();
         write_json(&path, &vec![1, 2, 3]).unwrap();
         write_json(&path, &vec![4]).unwrap();
+        let foreign = prepare_output("--json", &path).unwrap_err();
+        assert!(format!("{foreign:#}").contains("no earlier report"), "{foreign:#}");
         let read: Vec<u32> = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         assert_eq!(read, [4]);
         let left = fs::read_dir(path.parent().unwrap()).unwrap().count();

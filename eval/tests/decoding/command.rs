@@ -198,6 +198,50 @@ fn bad_usage_and_bad_input_exit_2_and_name_the_culprit() {
     refused(&drafter, &heldout, &[], drafter.to_str().unwrap());
 }
 
+/// A slip of the hand must not cost a prompt file, a drafter or the report that another mode reads.
+#[test]
+fn an_output_never_replaces_an_input_or_another_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let text = |path: &Path| path.display().to_string();
+    untrained_drafter(&at("drafter"), 8);
+    std::fs::copy(demo("heldout.jsonl"), at("prompts.jsonl")).unwrap();
+    let report = text(&at("report.json"));
+    let small = ["--limit", "1", "--max-new", "4", "--threads", "1", "--quiet"];
+    let run =
+        |command: &str, more: &[&str]| program(command, &at("drafter"), &at("prompts.jsonl"), &[&small, more].concat());
+    for again in 0..2 {
+        let output = run("acceptance", &["--json", &report]);
+        assert_eq!(code(&output), 0, "{again}: {}", stderr(&output));
+    }
+    let inputs = [
+        at("prompts.jsonl"),
+        at("drafter/config.json"),
+        at("drafter/model.safetensors"),
+        at("report.json"),
+    ];
+    let before: Vec<Vec<u8>> = inputs.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    let both = text(&at("both"));
+    let refused = [
+        run("acceptance", &["--json", &text(&inputs[0])]),
+        run("lossless", &["--json", &text(&inputs[1])]),
+        run("acceptance", &["--html", &text(&inputs[2])]),
+        run("replay", &["--recorded", &report, "--json", &report]),
+        run("acceptance", &["--csv", &both, "--html", &both]),
+        Command::new(env!("CARGO_BIN_EXE_dflash-eval"))
+            .args(["inspect-run", &report, "--html", &report])
+            .output()
+            .unwrap(),
+    ];
+    for (i, output) in refused.iter().enumerate() {
+        assert_eq!(code(output), 2, "case {i}: {}", stderr(output));
+    }
+    for (path, before) in inputs.iter().zip(&before) {
+        assert!(std::fs::read(path).unwrap() == *before, "{} changed", path.display());
+    }
+    assert!(!at("both").exists());
+}
+
 #[test]
 fn an_answered_conversation_serves_as_its_prompt() {
     let room = tempfile::tempdir().unwrap();

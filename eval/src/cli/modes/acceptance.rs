@@ -80,8 +80,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
         });
     }
     let prepared = || {
-        arguments.output.check()?;
-        arguments.page.check()?;
+        arguments.page.check(Some(&arguments.output))?;
         let sampling = arguments.sampling.config()?;
         prepare(
             &arguments.target,

@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
     let read = || {
-        arguments.page.check()?;
+        arguments.page.check(None)?;
         saved(&arguments.report)
     };
     match read().map_err(Failure::Input)? {

@@ -44,6 +44,15 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
     let prepared = || {
         arguments.output.check()?;
+        if let (Some(json), Some(recorded)) = (&arguments.output.json, &arguments.recorded) {
+            ensure!(
+                json.canonicalize()
+                    .ok()
+                    .is_none_or(|json| Some(json) != recorded.canonicalize().ok()),
+                "--json {}: is the report that --recorded reads; name a new file",
+                json.display()
+            );
+        }
         ensure!(
             arguments.draft.block != Some(Block::Auto),
             "--block auto: a replay has no times to choose by; expected a number of slots"

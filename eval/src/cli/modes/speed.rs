@@ -2,14 +2,13 @@
 
 use std::path::PathBuf;
 
-use anyhow::ensure;
 use clap::Args;
 use dflash_model::Drafting;
 
 use crate::cli::arguments::{OutputArguments, TargetArguments, use_threads};
 use crate::console::{Failure, Precision, at_least_one, print};
 use crate::load::{bind, load_target, setting};
-use crate::speed::speed;
+use crate::speed::{check, speed};
 use crate::table;
 
 /// Rows timed without a drafter that says how many.
@@ -48,9 +47,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
             Some(folder) => Some(bind(folder, arguments.without_selector, target.as_ref(), &mut setting)?),
             None => None,
         };
-        let block = drafting.as_ref().map_or(usize::MAX, Drafting::block_size);
-        let rows = arguments.rows.unwrap_or(if block == usize::MAX { ROWS } else { block });
-        ensure!(rows <= block, "--rows {rows}: the drafter's block has {block}");
+        let rows = arguments
+            .rows
+            .or(drafting.as_ref().map(Drafting::block_size))
+            .unwrap_or(ROWS);
+        let drafter = drafting.as_ref().map(|drafting| drafting as &dyn Drafting);
+        check(target.as_ref(), drafter, &arguments.contexts, rows)?;
         Ok((setting, target, drafting, rows))
     };
     let (setting, target, drafting, rows) = prepared().map_err(Failure::Input)?;
