@@ -47,12 +47,17 @@ pub fn dry_run(materials: &Materials, display: Display) -> Result<String, Failur
     replace_folder(&folder, &|partial| publisher.write(partial, &params)).work()?;
 
     let mut text = plan(materials, &examples, sizes).work()?;
-    let source = if exact {
-        "exact"
-    } else {
-        "upper bound: conversations are not made yet"
+    let (source, conversations) = match (exact, &config.data.prompts) {
+        (true, Some(_)) => ("exact", "exists and is trained on; data.prompts is not used"),
+        (true, None) => ("exact", "exists and is trained on"),
+        (false, _) => (
+            "upper bound: conversations are not made yet",
+            "is to be made: the target answers data.prompts first, which takes time of its own",
+        ),
     };
+    let path = materials.conversations();
     let _ = writeln!(text, "tokens and steps   {source}");
+    let _ = writeln!(text, "conversations      {} {conversations}", path.display());
     let _ = write!(text, "wrote              {}", folder.display());
     Ok(text)
 }

@@ -42,7 +42,16 @@ pub fn prepare(materials: &Materials, display: Display, stop: &StopFlag) -> Resu
     if path.exists() {
         // a named file may hold anybody's answers; the run's own must be those that it would write
         return match config.data.conversations {
-            Some(_) => Ok(()),
+            Some(_) => {
+                if let Some(prompts) = &config.data.prompts {
+                    display.note(&format!(
+                        "prepare: {} exists and is trained on; data.prompts, {}, is not used",
+                        path.display(),
+                        prompts.display()
+                    ));
+                }
+                Ok(())
+            }
             None => check_answers(&path, &settings).input(),
         };
     }

@@ -62,14 +62,19 @@ impl Publisher {
 
 fn card(config: &RunConfig) -> ModelCard {
     let name = config.run_dir.join("final").display().to_string();
-    let data = config.data.conversations.as_ref().or(config.data.prompts.as_ref());
+    let data = match (&config.data.conversations, &config.data.prompts) {
+        // a named file may hold anybody's answers
+        (Some(path), _) => Some(format!("conversations of {}", path.display())),
+        (None, Some(path)) => Some(format!("the target's own answers to {}", path.display())),
+        (None, None) => None,
+    };
     ModelCard {
         name,
         base_model: config.target.path.display().to_string(),
         base_revision: None,
         license: None,
         thinking: Some(if config.data.thinking { "on" } else { "off" }.to_owned()),
-        data: data.map(|path| format!("responses of the target, from {}", path.display())),
+        data,
         training_length: Some(config.data.max_length),
         acceptance: Vec::new(),
     }

@@ -92,6 +92,7 @@ pub fn lossless(report: &LosslessReport) -> String {
             }
         );
     }
+    out.push_str("rounds cut short are in the counts, but not in the length\n");
     for drafter in &report.drafters {
         reasons(&mut out, drafter);
     }

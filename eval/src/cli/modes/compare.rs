@@ -21,7 +21,7 @@ use crate::table;
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: TargetArguments,
-    /// Drafter folders, at least two; the first is what the others are compared with.
+    /// A drafter folder; give the option twice or more. The first is what the others are compared with.
     #[arg(long = "drafter", value_name = "FOLDER", required = true)]
     drafters: Vec<PathBuf>,
     #[command(flatten)]

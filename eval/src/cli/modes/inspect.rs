@@ -15,7 +15,7 @@ use crate::table;
 /// Options of the mode.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// A report that another mode wrote with --json.
+    /// A report that another mode wrote with --json; --csv and --html are forms of an acceptance report.
     #[arg(value_name = "REPORT.json")]
     report: PathBuf,
     #[command(flatten)]
