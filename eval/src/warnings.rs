@@ -6,7 +6,9 @@ use crate::report::Report;
 const GUESSING: f64 = 1.1;
 /// Acceptance of the last bin of context relative to the best bin before it that marks a collapse.
 const COLLAPSE: f64 = 0.4;
-/// Rounds of a bin below which it says nothing.
+/// Accepted drafts a round in one thinking mode relative to the other that mark a drafter of one mode.
+const ONE_MODE: f64 = 0.6;
+/// Rounds of a bin or group below which it says nothing.
 const ENOUGH_ROUNDS: u64 = 30;
 
 /// Warnings of a finished report, one sentence each.
@@ -33,11 +35,38 @@ pub(crate) fn warnings(report: &Report) -> Vec<String> {
                 .into(),
         );
     }
-    found.extend(context_collapse(report));
+    match thinking_mismatch(report) {
+        // where one mode's texts are the longer ones, acceptance falls off with the context for that reason alone
+        Some(mismatch) => found.push(mismatch),
+        None => found.extend(context_collapse(report)),
+    }
     if report.rounds == 0 {
         found.push("no full round took place: texts are too short for an acceptance number".into());
     }
     found
+}
+
+/// Acceptance that is much lower in one thinking mode than in the other.
+fn thinking_mismatch(report: &Report) -> Option<String> {
+    let length = |mode: &str| {
+        let group = report
+            .groups
+            .iter()
+            .find(|group| group.name == format!("thinking {mode}"))?;
+        group.acceptance_length.filter(|_| group.rounds >= ENOUGH_ROUNDS)
+    };
+    let (on, off) = (length("on")?, length("off")?);
+    let (low, high, better, worse) = if on < off {
+        (on, off, "off", "on")
+    } else {
+        (off, on, "on", "off")
+    };
+    (low - 1. < (high - 1.) * ONE_MODE).then(|| {
+        format!(
+            "acceptance length {high:.2} with thinking {better} but {low:.2} with thinking {worse}: the drafter was trained \
+             for thinking {better}"
+        )
+    })
 }
 
 /// Acceptance that falls off with the context: text beyond what the drafter was trained for, or a window not honoured.
@@ -62,7 +91,7 @@ fn context_collapse(report: &Report) -> Option<String> {
 mod tests {
     use super::*;
     use crate::evaluate::{Options, evaluate};
-    use crate::report::ContextBin;
+    use crate::report::{ContextBin, Group};
     use crate::scripted::{Script, Scripted};
     use crate::scripted_target::ScriptedTarget;
 
@@ -117,5 +146,33 @@ mod tests {
         );
         report.by_context.pop();
         assert_eq!(warnings(&report), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_drafter_of_one_thinking_mode_is_told_apart_from_one_of_short_texts() {
+        let mut report = report();
+        report.acceptance_length = Some(3.);
+        let group = |name: &str, length| Group {
+            name: name.into(),
+            prompts: 9,
+            rounds: 90,
+            acceptance_length: Some(length),
+            acceptance_length_ci95: None,
+            acceptance_length_macro: None,
+            speedup: None,
+        };
+        report.groups = vec![group("thinking on", 1.2), group("thinking off", 2.3)];
+        report.by_context = [(0, 210), (512, 30)]
+            .map(|(from, accepted)| ContextBin {
+                from,
+                to: from + 512,
+                rounds: 100,
+                accepted,
+            })
+            .to_vec();
+        let found = warnings(&report);
+        assert!(found.len() == 1 && found[0].contains("for thinking off"), "{found:?}");
+        report.groups[0].acceptance_length = Some(2.2);
+        assert!(warnings(&report)[0].contains("off distribution"));
     }
 }

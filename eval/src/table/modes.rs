@@ -110,12 +110,22 @@ pub fn sweep(report: &SweepReport) -> String {
             if cell.identical { "" } else { "  DIFFERENT" }
         );
     }
-    if let Some(best) = report.cells.iter().max_by(|a, b| a.speedup.total_cmp(&b.speedup)) {
-        let _ = writeln!(
-            out,
-            "best: block {} with {:.2} times plain decoding",
-            best.block, best.speedup
-        );
+    let mut contexts: Vec<usize> = report.cells.iter().map(|cell| cell.context).collect();
+    contexts.sort_unstable();
+    contexts.dedup();
+    for context in contexts {
+        let cells = report.cells.iter().filter(|cell| cell.context == context);
+        if let Some(best) = cells.max_by(|a, b| a.speedup.total_cmp(&b.speedup)) {
+            let after = match context {
+                0 => "the prompts' own context".into(),
+                tokens => format!("{tokens} tokens of context"),
+            };
+            let _ = writeln!(
+                out,
+                "best after {after}: block {} with {:.2} times plain decoding",
+                best.block, best.speedup
+            );
+        }
     }
     if report.cells.iter().any(|cell| !cell.identical) {
         let _ = writeln!(out, "DIFFERENT: a text of that cell is not plain decoding's");
