@@ -4,7 +4,9 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::bench::StepArguments;
 
 /// Trains a DFlash or DFlash 2 drafter for one target, from a run file.
 ///
@@ -13,7 +15,38 @@ use clap::{Parser, ValueEnum};
 ///
 /// Exit codes: 0 done, 1 failed, 2 bad usage or input, 130 and 143 stopped by SIGINT and SIGTERM; run it again to go on.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "dflash-train", version)]
+#[command(
+    name = "dflash-train",
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
+pub struct CommandLine {
+    /// What to do instead of a run.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// A run.
+    #[command(flatten)]
+    pub run: Option<Args>,
+}
+
+/// What is no run.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Times parts of the trainer on this machine.
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+/// What can be timed.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Bench {
+    /// One training step on random weights and taps, or on a peer's.
+    Step(StepArguments),
+}
+
+/// A run.
+#[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The run file, TOML.
     #[arg(long, value_name = "FILE")]
@@ -81,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_documented_command_parses() {
-        Args::command().debug_assert();
+        CommandLine::command().debug_assert();
         let words = [
             "dflash-train",
             "--config",
@@ -91,10 +124,11 @@ mod tests {
             "--set",
             "seed=1",
         ];
-        let args = Args::parse_from(words);
+        let run = |words: &[&str]| CommandLine::parse_from(words).run.expect("a run");
+        let args = run(&words);
         assert_eq!(args.overrides, ["run_dir=x", "seed=1"]);
         assert_eq!(args.resume, Resume::Auto);
-        let args = Args::parse_from([
+        let args = run(&[
             "dflash-train",
             "--config",
             "c",
@@ -105,7 +139,16 @@ mod tests {
         ]);
         assert_eq!(args.stage, Some(StageName::Train));
         assert_eq!(args.resume, Resume::From("runs/x/step-000005".into()));
-        assert!(Args::try_parse_from(["dflash-train"]).is_err());
-        assert!(Args::try_parse_from(["dflash-train", "--config", "c", "--stage", "publish"]).is_err());
+        let bench = CommandLine::parse_from(["dflash-train", "bench", "step", "--shape", "08b", "--algo", "dflash"]);
+        assert!(bench.run.is_none() && bench.command.is_some());
+        for wrong in [
+            vec![],
+            vec!["--config", "c", "--stage", "publish"],
+            vec!["bench"],
+            vec!["bench", "step", "--repeats", "0"],
+            vec!["--config", "c", "bench", "step"],
+        ] {
+            assert!(CommandLine::try_parse_from([vec!["dflash-train"], wrong].concat()).is_err());
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! `main.rs` -> [`run`] -> [`fit`] -> one step. A run is described by [`config`], and everything it writes lies in
 //! its run folder: resolved config, metrics, checkpoints that are published drafter folders, and `final`.
 
+pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;

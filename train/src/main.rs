@@ -4,11 +4,11 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use dflash_train::cli::Args;
-use dflash_train::run::run;
+use dflash_train::cli::CommandLine;
+use dflash_train::run::obey;
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
+    match obey(&CommandLine::parse()) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             let (error, code) = failure.into_parts();

@@ -4,7 +4,8 @@ use std::fs::{self, File};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use crate::cli::{Args, Resume, StageName};
+use crate::bench;
+use crate::cli::{Args, Bench, Command, CommandLine, Resume, StageName};
 use crate::config::RunConfig;
 use crate::done::{self, Standing};
 use crate::failure::Blame;
@@ -15,14 +16,38 @@ use crate::progress::Display;
 use crate::signals::StopFlag;
 use crate::{checkpoint, config_file, evaluation, examples, inputs, plan, prepare, provenance, source, training};
 
+/// Does what the command line asks for and returns the exit code.
+pub fn obey(line: &CommandLine) -> Result<u8, Failure> {
+    match (&line.command, &line.run) {
+        (Some(Command::Bench(Bench::Step(arguments))), _) => {
+            if let Some(threads) = arguments.threads {
+                use_threads(threads).input()?;
+            }
+            let report = bench::step(arguments)?;
+            print(&if arguments.json {
+                serde_json::to_string(&report).work()?
+            } else {
+                bench::table(&report)
+            })?;
+            Ok(0)
+        }
+        (None, Some(args)) => run(args),
+        (None, None) => Err(anyhow!("--config FILE: expected a run file")).input(),
+    }
+}
+
+fn use_threads(threads: usize) -> Result<()> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+    pool.build_global().with_context(|| format!("threads {threads}"))
+}
+
 /// Runs what `args` ask for and returns the exit code.
 pub fn run(args: &Args) -> Result<u8, Failure> {
     let display = Display::detect(args.quiet);
     let stop = StopFlag::listen().work()?;
     let config = config_file::load(&args.config, &args.overrides).input()?;
     if let Some(threads) = config.threads {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
-        pool.build_global().context("threads").work()?;
+        use_threads(threads).work()?;
     }
     let materials = Materials::open(&config).input()?;
     let resolved = config_file::to_toml(materials.config()).work()?;

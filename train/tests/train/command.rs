@@ -246,3 +246,43 @@ fn a_dflash_becomes_a_dflash2_that_drafts_the_same() {
         assert!(taps.iter().all(|side| side[0] == [1.0; 256] && side[1] == [0.0; 256]));
     }
 }
+
+#[test]
+fn a_timed_step_reports_the_peers_fields_and_refuses_what_it_cannot_time() {
+    let bench = |arguments: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_dflash-train"))
+            .args([
+                "bench",
+                "step",
+                "--shape",
+                "tiny",
+                "--repeats",
+                "1",
+                "--json",
+                "--context",
+                "64",
+            ])
+            .args(arguments)
+            .output()
+            .unwrap()
+    };
+    for algorithm in ["dflash", "dflash2"] {
+        let output = bench(&["--anchors", "2", "--algo", algorithm]);
+        succeeded(&output);
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&report["algo"], &report["context"]), (&algorithm.into(), &64.into()));
+        let number = |name: &str| report[name].as_f64().unwrap();
+        // 2 blocks of 7 supervised slots
+        assert!((number("slots_per_s") * number("step_s") - 14.0).abs() < 1e-6);
+        assert!(number("gradients_s") + number("update_s") <= number("step_s") * 1.001);
+        assert!(number("loss") > 0.0 && report["off_peer"].is_null());
+    }
+    let nowhere = tempfile::tempdir().unwrap();
+    for wrong in [
+        vec!["--anchors", "60"],
+        vec!["--anchors", "0"],
+        vec!["--anchors", "2", "--peer", nowhere.path().to_str().unwrap()],
+    ] {
+        assert_eq!(bench(&wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}
