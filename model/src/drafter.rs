@@ -14,8 +14,9 @@
 
 use crate::blocks::Blocks;
 use crate::drafter_config::{DrafterConfig, LayerRule};
-use crate::ops::{self, AttentionPlan, LogitShape, Rotation, Weight, linear, rms_norm};
-use crate::params::{self, Params};
+use crate::ops::{self, AttentionPlan, Compute, LogitShape, Rotation, Weight, rms_norm};
+use crate::params::Params;
+use crate::selector::CandidateSelector;
 use crate::target::TargetHead;
 use candle_core::{DType, Device, Result, Tensor};
 use std::path::Path;
@@ -32,13 +33,20 @@ pub struct Drafter {
     pub(crate) norm: Tensor, // [H]
     /// DFlash 2's selector.
     pub selector: Option<CandidateSelector>,
+    /// What the products of a training pass are computed in.
+    pub compute: Compute,
 }
 
 impl Drafter {
     /// A drafter over trainable variables: gradients flow to them.
     pub fn new(config: DrafterConfig, params: &Params) -> Result<Self> {
+        Self::computing(config, params, Compute::F32)
+    }
+
+    /// As [`Self::new`], with the products of all matrices but the codebooks' in `compute`.
+    pub fn computing(config: DrafterConfig, params: &Params, compute: Compute) -> Result<Self> {
         let find = |name: &str| params.vars().get(name).map(|var| var.as_tensor().clone());
-        Self::build(config, &Source::new(&find, false))
+        Self::build(config, &Source::new(&find, Use::Training(compute)))
     }
 
     /// Loads a published folder, strictly, for decoding: computes in f32, keeps BF16 matrices as they are stored.
@@ -50,7 +58,7 @@ impl Drafter {
 
     /// A drafter for decoding over tensors by published name.
     pub(crate) fn frozen(config: DrafterConfig, find: &dyn Fn(&str) -> Option<Tensor>) -> Result<Self> {
-        let mut drafter = Self::build(config, &Source::new(find, true))?;
+        let mut drafter = Self::build(config, &Source::new(find, Use::Decoding))?;
         let layers = drafter.layers.iter_mut().flat_map(Layer::weights);
         let projection = drafter
             .selector
@@ -71,6 +79,10 @@ impl Drafter {
             selector: match config.selector {
                 Some(sizes) => Some(CandidateSelector::load(sizes.top_k, source)?),
                 None => None,
+            },
+            compute: match source.used {
+                Use::Training(compute) => compute,
+                Use::Decoding => Compute::F32,
             },
             config,
         })
@@ -317,115 +329,37 @@ impl GroupedDynamicConv {
     }
 }
 
-/// DFlash 2's candidate selector.
-#[derive(Debug, Clone)]
-pub struct CandidateSelector {
-    /// Candidates a slot, k.
-    pub top_k: usize,
-    pub(crate) hidden_projection: Weight, // [r, H]
-    pub(crate) codebooks: CodebookTensors,
-}
-
-#[derive(Debug, Clone)]
-pub(crate) enum CodebookTensors {
-    Free { predecessor: Tensor, successor: Tensor },     // [V, r] each
-    Factored { predecessor: Tensor, successor: Tensor }, // [r, H], [H, r]
-}
-
-impl CandidateSelector {
-    fn load(top_k: usize, source: &Source<'_>) -> Result<Self> {
-        let codebooks = match (
-            source.optional(params::PREDECESSOR_FACTOR),
-            source.optional(params::SUCCESSOR_FACTOR),
-        ) {
-            (Some(predecessor), Some(successor)) => CodebookTensors::Factored { predecessor, successor },
-            _ => CodebookTensors::Free {
-                predecessor: source.tensor(params::PREDECESSOR_CODEBOOK)?,
-                successor: source.tensor(params::SUCCESSOR_CODEBOOK)?,
-            },
-        };
-        let hidden_projection = source.weight("candidate_selector.hidden_projection.weight")?;
-        Ok(Self {
-            top_k,
-            hidden_projection,
-            codebooks,
-        })
-    }
-
-    /// Whether the codebooks are still products with the target's matrices, whose head they then need in f32.
-    pub(crate) fn is_factored(&self) -> bool {
-        matches!(self.codebooks, CodebookTensors::Factored { .. })
-    }
-
-    /// Pair scores `<A[p] * P h, B[c]>` of k candidates a row, [R, k], differentiable.
-    ///
-    /// `hidden`: [R, H] post-norm; `predecessors`: R tokens; `candidates`: R * k tokens; `head` in f32.
-    pub fn edges(
-        &self,
-        hidden: &Tensor,
-        predecessors: &[u32],
-        candidates: &Arc<Vec<u32>>,
-        head: &TargetHead,
-    ) -> Result<Tensor> {
-        self.edges_of(&self.project(hidden)?, predecessors, candidates, head)
-    }
-
-    /// P h of every row, [R, r]: what [`Self::edges_of`] starts from.
-    pub(crate) fn project(&self, hidden: &Tensor) -> Result<Tensor> {
-        self.hidden_projection.apply(hidden)
-    }
-
-    /// As [`Self::edges`], of projected hidden rows `z` [R, r].
-    pub(crate) fn edges_of(
-        &self,
-        z: &Tensor,
-        predecessors: &[u32],
-        candidates: &Arc<Vec<u32>>,
-        head: &TargetHead,
-    ) -> Result<Tensor> {
-        let rows = z.dim(0)?;
-        let k = candidates.len() / rows.max(1);
-        let predecessors = Tensor::from_slice(predecessors, rows, z.device())?;
-        match &self.codebooks {
-            CodebookTensors::Free { predecessor, successor } => {
-                let x = (predecessor.index_select(&predecessors, 0)? * z)?;
-                let ids = Tensor::from_slice(candidates, rows * k, z.device())?;
-                let successors = successor.index_select(&ids, 0)?.reshape((rows, k, x.dim(1)?))?;
-                successors.broadcast_mul(&x.unsqueeze(1)?)?.sum(2)
-            }
-            CodebookTensors::Factored { predecessor, successor } => {
-                let rows_of = head.embed.index_select(&predecessors, 0)?.to_dtype(DType::F32)?;
-                let x = (linear(&rows_of, predecessor)? * z)?;
-                // B[c] . x = (E'[c] Wb) . x = E'[c] . (Wb x): no codebook row is ever formed.
-                ops::gathered_dot(&linear(&x, successor)?, &head.head, candidates, k)
-            }
-        }
-    }
-}
-
 /// Where a drafter's tensors come from, by published name.
-struct Source<'s> {
+pub(crate) struct Source<'s> {
     find: &'s dyn Fn(&str) -> Option<Tensor>,
-    /// Whether nothing will be trained, so that matrices may be packed.
-    frozen: bool,
+    used: Use,
     prefix: String,
 }
 
+/// What a drafter is built for.
+#[derive(Debug, Clone, Copy)]
+enum Use {
+    /// Matrices may get gradients.
+    Training(Compute),
+    /// Nothing will be trained, so that matrices may be packed.
+    Decoding,
+}
+
 impl<'s> Source<'s> {
-    fn new(find: &'s dyn Fn(&str) -> Option<Tensor>, frozen: bool) -> Self {
+    fn new(find: &'s dyn Fn(&str) -> Option<Tensor>, used: Use) -> Self {
         let prefix = String::new();
-        Self { find, frozen, prefix }
+        Self { find, used, prefix }
     }
 
     fn within(&self, part: &str) -> Source<'s> {
         Source {
             find: self.find,
-            frozen: self.frozen,
+            used: self.used,
             prefix: format!("{}{part}.", self.prefix),
         }
     }
 
-    fn optional(&self, name: &str) -> Option<Tensor> {
+    pub(crate) fn optional(&self, name: &str) -> Option<Tensor> {
         (self.find)(&format!("{}{name}", self.prefix))
     }
 
@@ -436,16 +370,15 @@ impl<'s> Source<'s> {
         }
     }
 
-    fn tensor(&self, name: &str) -> Result<Tensor> {
+    pub(crate) fn tensor(&self, name: &str) -> Result<Tensor> {
         self.stored(name)?.to_dtype(DType::F32)
     }
 
-    fn weight(&self, name: &str) -> Result<Weight> {
+    pub(crate) fn weight(&self, name: &str) -> Result<Weight> {
         let matrix = self.stored(name)?;
-        if self.frozen {
-            Weight::frozen(&matrix)
-        } else {
-            Ok(Weight::Plain(matrix))
+        match self.used {
+            Use::Training(compute) => Ok(Weight::Plain(matrix, compute)),
+            Use::Decoding => Weight::frozen(&matrix),
         }
     }
 }

@@ -20,6 +20,7 @@ pub mod ops;
 mod packed;
 mod pages;
 pub mod params;
+pub mod selector;
 pub mod simd;
 pub mod target;
 pub mod tensor_file;

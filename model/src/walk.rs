@@ -4,7 +4,7 @@
 //! selector's pair scores; at temperature T it draws from softmax(S / T) over the k candidates and keeps that row,
 //! the realised q, for exact verification. Top-p, penalties and the like never touch the draft side.
 
-use crate::drafter::{CandidateSelector, DecodingContext, Drafter};
+use crate::drafter::{DecodingContext, Drafter};
 use crate::drafter_cpu::{CpuDrafter, CpuSession};
 use crate::drafting::{DraftSession, Drafting, Proposal, ProposalSlot, Sampling};
 use crate::ops::{Weight, top_k};
@@ -38,15 +38,12 @@ impl BoundDrafter {
                 config.hidden_size
             )
         }
-        // Published codebooks need no head of their own; factored ones multiply with it in f32.
-        let factored = drafter.selector.as_ref().is_some_and(CandidateSelector::is_factored);
         let mut logits = Weight::frozen(&head.head)?;
         Weight::gather([&mut logits])?;
-        let head = if factored { head.in_f32()? } else { head.clone() };
-        let slices = CpuDrafter::new(&drafter, &head, &logits)?.map(Arc::new);
+        let slices = CpuDrafter::new(&drafter, head, &logits)?.map(Arc::new);
         Ok(Self {
             drafter,
-            head,
+            head: head.clone(),
             logits,
             slices,
         })

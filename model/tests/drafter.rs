@@ -344,6 +344,7 @@ fn factored_codebooks_equal_their_published_tables() {
             .unwrap()
             .edges(&hidden, &[1, 9, 63, 0], &candidates, &head)
             .unwrap()
+            .scores
     };
     assert!(relative_l2(&edges(&factored), &edges(&free)) < 1e-5);
 }

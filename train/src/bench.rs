@@ -1,6 +1,6 @@
 //! `dflash-train bench step`: how long one training step takes, on the shapes that the peer's benchmark uses.
 //!
-//! Random weights and taps: time does not depend on them. With `--peer DIR`, what `peer_step.py --dump DIR` wrote is
+//! Random weights and taps: time does not depend on them. With `--peer DIR`, what `speculators_step.py --dump DIR` wrote is
 //! read instead, and loss and gradients must equal the peer's before anything is timed.
 
 use std::collections::HashMap;
@@ -16,11 +16,12 @@ use dflash_model::{TargetHead, init};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::config::Algorithm;
+use crate::config::{Algorithm, Precision};
 use crate::failure::{Blame, Failure};
+use crate::gradient::{Gradient, Gradients};
 use crate::loss::{LossSettings, total_weight};
 use crate::optim::{AdamW, AdamWSettings};
-use crate::step::{self, Gradients};
+use crate::step;
 
 /// Largest relative distance (L2) of a gradient, and of the loss, from the peer's in f32.
 const TOLERANCE: f64 = 1e-4;
@@ -34,6 +35,9 @@ pub struct StepArguments {
     /// dflash or dflash2.
     #[arg(long, value_parser = algorithm, default_value = "dflash2")]
     pub algo: Algorithm,
+    /// What the products are computed in: f32 or bf16.
+    #[arg(long, value_parser = precision, default_value = "f32")]
+    pub dtype: Precision,
     /// Timed steps, after one that is not.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub repeats: u32,
@@ -46,7 +50,7 @@ pub struct StepArguments {
     /// CPU threads [default: all].
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Weights, batch, loss and gradients that peer_step.py --dump wrote for this shape, to be equalled first.
+    /// Weights, batch, loss and gradients that speculators_step.py --dump wrote for this shape, to be equalled first.
     #[arg(long, value_name = "DIR")]
     pub peer: Option<PathBuf>,
     /// Prints one line of JSON, with the peer's field names.
@@ -76,6 +80,14 @@ fn algorithm(text: &str) -> Result<Algorithm, String> {
     }
 }
 
+fn precision(text: &str) -> Result<Precision, String> {
+    match text {
+        "f32" => Ok(Precision::F32),
+        "bf16" => Ok(Precision::Bf16),
+        other => Err(format!("{other:?}: expected f32 or bf16")),
+    }
+}
+
 /// Medians in seconds, with what they were measured on.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StepReport {
@@ -86,7 +98,7 @@ pub struct StepReport {
     /// Which drafter and batch.
     pub shape: ShapeName,
     /// Compute type.
-    pub dtype: String,
+    pub dtype: Precision,
     /// Context tokens, T.
     pub context: usize,
     /// Blocks, N.
@@ -127,12 +139,12 @@ pub fn step(arguments: &StepArguments) -> Result<StepReport, Failure> {
         Some(dir) => read(dir).input()?,
         None => (Batch::random(&config, context, anchors).work()?, None),
     };
-    timed(arguments, config, &params, &batch, dump.as_ref()).work()
+    timed(arguments, &config, &params, &batch, dump.as_ref()).work()
 }
 
 fn timed(
     arguments: &StepArguments,
-    config: DrafterConfig,
+    config: &DrafterConfig,
     params: &Params,
     batch: &Batch,
     dump: Option<&Dump>,
@@ -142,7 +154,7 @@ fn timed(
         batch.blocks.blocks.len(),
         config.block_size,
     );
-    let drafter = Drafter::new(config, params)?;
+    let drafter = Drafter::computing(config.clone(), params, arguments.dtype.compute())?;
     let settings = LossSettings {
         gamma: if block_size == 16 { 7.0 } else { 4.0 },
         selector_alpha: 1.0,
@@ -150,15 +162,16 @@ fn timed(
         selector_detached: false,
     };
     let denominator = total_weight(&batch.blocks, settings.gamma);
-    let gradients = || {
+    let gradients = |drafter: &Drafter| {
         let Batch { blocks, taps, head } = batch;
-        let found = step::gradients(&drafter, params, head, blocks, taps, settings, denominator)?;
+        let found = step::gradients(drafter, params, head, blocks, taps, settings, denominator)?;
         found.context("no slot is supervised")
     };
     let off_peer = match dump {
         Some(dump) => {
-            let (sums, found) = gradients()?;
-            Some(dump.distance(sums.mean_base_loss(), &found, &batch.blocks, denominator)?)
+            // held to the peer in f32, whatever is timed
+            let (sums, found) = gradients(&Drafter::new(config.clone(), params)?)?;
+            Some(dump.distance(sums.mean_base_loss(), &found, params, &batch.blocks, denominator)?)
         }
         None => None,
     };
@@ -174,11 +187,11 @@ fn timed(
     let (mut both, mut forth, mut update, mut loss) = (Vec::new(), Vec::new(), Vec::new(), f64::NAN);
     for repeat in 0..=arguments.repeats {
         let start = Instant::now();
-        let (sums, mut found) = gradients()?;
+        let (sums, mut found) = gradients(&drafter)?;
         let middle = Instant::now();
         for (name, var) in params.vars() {
             if !found.contains_key(name) {
-                found.insert(name.clone(), var.zeros_like()?);
+                found.insert(name.clone(), Gradient::zero(name, var)?);
             }
         }
         optimizer.step(params.vars(), &found, 6e-4)?;
@@ -195,7 +208,7 @@ fn timed(
         trainer: "dflash-train".into(),
         algo: arguments.algo,
         shape: arguments.shape,
-        dtype: "f32".into(),
+        dtype: arguments.dtype,
         context,
         anchors,
         threads: rayon::current_num_threads(),
@@ -288,8 +301,8 @@ impl Batch {
             blocks: blocks(config.block_size, &tokens, &rows),
             taps: normal(11, context, config.target_layer_ids.len() * h, 0.5)?,
             head: TargetHead {
-                embed: normal(12, v, h, 0.02)?,
-                head: normal(13, v, h, 0.02)?,
+                embed: normal(12, v, h, 0.02)?.to_dtype(DType::BF16)?,
+                head: normal(13, v, h, 0.02)?.to_dtype(DType::BF16)?,
             },
         })
     }
@@ -317,7 +330,14 @@ fn blocks(block_size: usize, tokens: &[u32], rows: &[usize]) -> Blocks {
     }
 }
 
-/// What `peer_step.py --dump` wrote.
+/// A frozen matrix in BF16, as targets are published, if it holds only such numbers.
+fn published(matrix: Tensor) -> Result<Tensor> {
+    let halves = matrix.to_dtype(DType::BF16)?;
+    let off = (halves.to_dtype(DType::F32)? - &matrix)?.abs()?.flatten_all()?.max(0)?;
+    Ok(if off.to_scalar::<f32>()? > 0.0 { matrix } else { halves })
+}
+
+/// What `speculators_step.py --dump` wrote.
 struct Dump {
     dir: PathBuf,
     weights: HashMap<String, Tensor>,
@@ -367,14 +387,21 @@ impl Dump {
             blocks: blocks(config.block_size, &tokens, &rows),
             taps: find(&self.batch, "taps")?.squeeze(0)?,
             head: TargetHead {
-                embed: find(&self.weights, "embed_tokens.weight")?,
-                head: find(&self.weights, "verifier_lm_head.weight")?,
+                embed: published(find(&self.weights, "embed_tokens.weight")?)?,
+                head: published(find(&self.weights, "verifier_lm_head.weight")?)?,
             },
         })
     }
 
     /// Largest relative distance of our gradients from the peer's, which divides by slots where we divide by weights.
-    fn distance(&self, loss: f64, found: &Gradients, blocks: &Blocks, denominator: f64) -> Result<f64> {
+    fn distance(
+        &self,
+        loss: f64,
+        found: &Gradients,
+        params: &Params,
+        blocks: &Blocks,
+        denominator: f64,
+    ) -> Result<f64> {
         let path = self.dir.join("grads.safetensors");
         let theirs = candle_core::safetensors::load(&path, &Device::Cpu).with_context(|| path.display().to_string())?;
         let slots = blocks.supervised.iter().filter(|on| **on).count() as f64;
@@ -393,6 +420,7 @@ impl Dump {
                 bail!("{}: no gradient of {name}", self.dir.display())
             };
             let peers = (peers * to_ours)?;
+            let ours = ours.whole(&params.vars()[name])?;
             let off = norm(&(ours - &peers)?)? / norm(&peers)?.max(1e-12);
             if off > worst.0 {
                 worst = (off, name.clone());

@@ -5,8 +5,10 @@
 //! another key. Relative paths resolve against the current directory (the repository root under `cargo run`).
 //! "Step" always means one optimizer update. The range of every number stands in [`crate::limits`].
 
+use std::fmt;
 use std::path::PathBuf;
 
+use dflash_model::ops::Compute;
 use serde::{Deserialize, Serialize};
 
 /// A whole run.
@@ -58,6 +60,25 @@ pub struct TargetSection {
     /// Where target and drafter run: `cpu`, `metal` or `cuda`.
     #[serde(default = "cpu")]
     pub device: String,
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+impl Precision {
+    /// What the drafter's operations call it.
+    pub fn compute(self) -> Compute {
+        match self {
+            Self::F32 => Compute::F32,
+            Self::Bf16 => Compute::Bf16,
+        }
+    }
 }
 
 /// A compute type.
@@ -245,6 +266,8 @@ pub struct TrainSection {
     pub selector_inject_gold: bool,
     /// Whether the selector's gradient stops before the backbone.
     pub selector_detached: bool,
+    /// What the products of a step are computed in, `f32` or `bf16`; weights, gradients and sums are f32 either way.
+    pub compute: Precision,
 }
 
 /// Shape of the learning rate after the warm-up.
@@ -341,6 +364,7 @@ impl Default for TrainSection {
             selector_ramp_steps: 0,
             selector_inject_gold: false,
             selector_detached: false,
+            compute: Precision::F32,
         }
     }
 }

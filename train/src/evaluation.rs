@@ -13,7 +13,6 @@ use dflash_eval::{Report, table};
 use dflash_model::{BoundDrafter, Drafter};
 use rayon::prelude::*;
 
-use crate::config::Precision;
 use crate::done::evaluation_path;
 use crate::failure::{Blame, Failure};
 use crate::materials::Materials;
@@ -81,11 +80,7 @@ pub fn setting(materials: &Materials, prompts: &Path) -> Result<Setting> {
         prompts_sha256: sha256_hex(&bytes),
         target: config.target.path.display().to_string(),
         drafter: folder.display().to_string(),
-        dtype: match config.target.dtype {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
-        }
-        .to_owned(),
+        dtype: config.target.dtype.to_string(),
         device: config.target.device.clone(),
         threads: rayon::current_num_threads(),
         block_size: drafter.block_size,

@@ -15,6 +15,7 @@ use candle_core::Var;
 use crate::checkpoint::{self, Best, Progress};
 use crate::config::RunConfig;
 use crate::durable;
+use crate::gradient::Gradients;
 use crate::loss::StepSums;
 use crate::metrics::{StepLines, StepRecord, StepSetting, Validation};
 use crate::optim::AdamW;
@@ -22,7 +23,6 @@ use crate::progress::{Display, Stage};
 use crate::room;
 use crate::schedule;
 use crate::signals::StopFlag;
-use crate::step::Gradients;
 
 /// Batches assembled ahead of the step.
 const AHEAD: usize = 2;

@@ -9,6 +9,7 @@
 
 use candle_core::{D, Result, Tensor};
 use dflash_model::ops::{CrossEntropy, gathered_dot, linear_cross_entropy};
+use dflash_model::selector::TouchedRows;
 use dflash_model::{Blocks, Drafter, TargetHead};
 use std::sync::Arc;
 
@@ -120,9 +121,9 @@ pub fn total_weight(blocks: &Blocks, gamma: f64) -> f64 {
     supervised.map(|(i, _)| f64::from(weights[i % blocks.block_size])).sum()
 }
 
-/// A scalar whose gradient is that of the loss, with the sums that describe it.
+/// A scalar whose gradient is that of the loss, with the sums that describe it and the codebook rows in its graph.
 ///
-/// `hidden`: [N * B, H] with history; `head` in f32. The base loss is divided by `denominator` (the weights of the
+/// `hidden`: [N * B, H] with history; `head` in any float type. The base loss is divided by `denominator` (the weights of the
 /// whole optimizer step); the selector's mean over this pass counts with this pass's share of that denominator.
 /// `None` when no slot is supervised.
 ///
@@ -135,7 +136,7 @@ pub fn loss(
     blocks: &Blocks,
     settings: LossSettings,
     denominator: f64,
-) -> Result<Option<(Tensor, StepSums)>> {
+) -> Result<Option<(Tensor, StepSums, Vec<TouchedRows>)>> {
     let b = blocks.block_size;
     let all_weights = slot_weights(b, settings.gamma);
     let rows: Vec<usize> = (0..blocks.supervised.len()).filter(|i| blocks.supervised[*i]).collect();
@@ -167,7 +168,15 @@ pub fn loss(
         .iter()
         .map(|w| (f64::from(*w) / denominator) as f32)
         .collect();
-    let base = linear_cross_entropy(&slots.hidden, &head.head, &slots.labels, &scaled, shape, k)?;
+    let base = linear_cross_entropy(
+        &slots.hidden,
+        &head.head,
+        &slots.labels,
+        &scaled,
+        shape,
+        k,
+        drafter.compute,
+    )?;
 
     let mut sums = StepSums {
         slot_total: vec![0; b],
@@ -183,11 +192,13 @@ pub fn loss(
     }
     // d/dhidden of sum(hidden * g) is g: the gradient computed with the loss enters the graph here.
     let mut total = (&slots.hidden * base.hidden_gradient.detach())?.sum_all()?;
-    if let Some(selector) = selector_loss(drafter, head, &slots, &base, settings, &mut sums)? {
+    let mut touched = Vec::new();
+    if let Some((selector, rows)) = selector_loss(drafter, head, &slots, &base, settings, &mut sums)? {
         let share = settings.selector_alpha * sums.weight / denominator;
         total = (total + (selector * share)?)?;
+        touched = rows;
     }
-    Ok(Some((total, sums)))
+    Ok(Some((total, sums, touched)))
 }
 
 /// The supervised slots of a pass, one entry a slot.
@@ -207,7 +218,7 @@ fn selector_loss(
     base: &CrossEntropy,
     settings: LossSettings,
     sums: &mut StepSums,
-) -> Result<Option<Tensor>> {
+) -> Result<Option<(Tensor, Vec<TouchedRows>)>> {
     let Some(selector) = &drafter.selector else {
         return Ok(None);
     };
@@ -243,7 +254,8 @@ fn selector_loss(
     let unary = drafter
         .logit_shape()
         .apply(&gathered_dot(&hidden, &head.head, &candidates, k)?)?;
-    let scores = (unary + selector.edges(&hidden, &predecessors, &candidates, head)?)?;
+    let edges = selector.edges(&hidden, &predecessors, &candidates, head)?;
+    let scores = (unary + edges.scores)?;
     let log_probs = log_softmax(&scores)?;
     let gold_ids = Tensor::from_slice(&gold, (gold.len(), 1), hidden.device())?;
     let losses = log_probs.gather(&gold_ids, D::Minus1)?.neg()?.squeeze(1)?;
@@ -263,7 +275,7 @@ fn selector_loss(
     sums.selector_weight += weight;
     let normalised: Vec<f32> = weights.iter().map(|w| (f64::from(*w) / weight) as f32).collect();
     let normalised = Tensor::from_vec(normalised, losses.dim(0)?, hidden.device())?;
-    Ok(Some((losses * normalised)?.sum_all()?))
+    Ok(Some(((losses * normalised)?.sum_all()?, edges.touched)))
 }
 
 /// log softmax over the candidates, from differentiable operations.

@@ -13,14 +13,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail, ensure};
-use candle_core::{CpuStorage, Device, InplaceOp2, Layout, Tensor, Var};
+use candle_core::{CpuStorage, Device, Layout, Tensor, Var};
+use dflash_model::simd::vectorised;
 use rayon::prelude::*;
 
+use crate::gradient::{Gradient, Gradients};
+use crate::moments::{Moments, Rates};
+
 /// Values a thread handles at a time: 256 kB of f32, so that three operands stay in the second-level cache.
-const CHUNK: usize = 1 << 16;
+pub(crate) const CHUNK: usize = 1 << 16;
 
 /// Constants of the update.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -54,15 +57,6 @@ pub struct AdamW {
     updates: u64,
 }
 
-/// First and second moment of one parameter, f32.
-#[derive(Debug)]
-enum Moments {
-    /// Beside the CPU's parameters, updated in one pass.
-    Host { first: Vec<f32>, second: Vec<f32> },
-    /// On an accelerator, updated by tensor operations.
-    Device { first: Tensor, second: Tensor },
-}
-
 impl AdamW {
     /// Zero moments for `vars`, which must be f32 and contiguous.
     pub fn new(settings: AdamWSettings, vars: &BTreeMap<String, Var>) -> Result<Self> {
@@ -73,7 +67,7 @@ impl AdamW {
                 "parameter {name}: expected an f32 master, got {}",
                 var.dtype().as_str()
             );
-            moments.insert(name.clone(), Moments::zeros(var)?);
+            moments.insert(name.clone(), Moments::zeros(name, var)?);
         }
         Ok(Self {
             settings,
@@ -91,7 +85,7 @@ impl AdamW {
     ///
     /// # Errors
     /// When a gradient is missing, unexpected, of another shape or not finite. Nothing has changed then.
-    pub fn step(&mut self, vars: &BTreeMap<String, Var>, grads: &BTreeMap<String, Tensor>, lr: f64) -> Result<Update> {
+    pub fn step(&mut self, vars: &BTreeMap<String, Var>, grads: &Gradients, lr: f64) -> Result<Update> {
         self.check_names(vars, grads)?;
         let grad_norm = global_norm(grads)?;
         let clip_scale = if grad_norm > self.settings.clip {
@@ -104,19 +98,17 @@ impl AdamW {
             let (var, grad) = (&vars[name], &grads[name]);
             let rates = Rates::new(&self.settings, self.updates, lr, clip_scale, decays(name, var));
             moments
-                .update(var, &grad.contiguous()?, rates)
+                .update(var, grad, rates)
                 .with_context(|| format!("update of {name}"))?;
         }
         Ok(Update { grad_norm, clip_scale })
     }
 
-    /// Writes the moments as safetensors, `{name}.exp_avg` and `{name}.exp_avg_sq`. The caller makes the file whole.
+    /// Writes the moments as safetensors ([`Moments::save`]). The caller makes the file whole.
     pub fn save(&self, path: &Path) -> Result<()> {
         let mut tensors = HashMap::new();
         for (name, moments) in &self.moments {
-            let (first, second) = moments.tensors()?;
-            tensors.insert(format!("{name}.exp_avg"), first);
-            tensors.insert(format!("{name}.exp_avg_sq"), second);
+            moments.save(name, &mut tensors)?;
         }
         candle_core::safetensors::save(&tensors, path).with_context(|| format!("writing {}", path.display()))
     }
@@ -126,18 +118,9 @@ impl AdamW {
         let mut tensors = candle_core::safetensors::load(path, &Device::Cpu)
             .with_context(|| format!("optimizer state {}", path.display()))?;
         for (name, moments) in &mut self.moments {
-            let mut take = |suffix: &str| {
-                let key = format!("{name}.{suffix}");
-                let tensor = tensors
-                    .remove(&key)
-                    .with_context(|| format!("{}: tensor {key} is missing", path.display()))?;
-                check_finite(&tensor).with_context(|| format!("{}: tensor {key}", path.display()))?;
-                Ok::<_, anyhow::Error>(tensor)
-            };
-            let (first, second) = (take("exp_avg")?, take("exp_avg_sq")?);
             moments
-                .restore(&first, &second)
-                .with_context(|| format!("{}: moments of {name}", path.display()))?;
+                .restore(name, &mut tensors)
+                .with_context(|| path.display().to_string())?;
         }
         if let Some(name) = tensors.keys().min() {
             bail!("{}: unexpected tensor {name}", path.display());
@@ -146,7 +129,7 @@ impl AdamW {
         Ok(())
     }
 
-    fn check_names(&self, vars: &BTreeMap<String, Var>, grads: &BTreeMap<String, Tensor>) -> Result<()> {
+    fn check_names(&self, vars: &BTreeMap<String, Var>, grads: &Gradients) -> Result<()> {
         for name in self.moments.keys() {
             let Some(grad) = grads.get(name) else {
                 bail!("parameter {name} has no gradient")
@@ -154,12 +137,24 @@ impl AdamW {
             let Some(var) = vars.get(name) else {
                 bail!("parameter {name} is gone")
             };
-            ensure!(
-                grad.shape() == var.shape(),
-                "gradient of {name}: expected shape {:?}, got {:?}",
-                var.dims(),
-                grad.dims()
-            );
+            match grad {
+                Gradient::Whole(grad) => ensure!(
+                    grad.shape() == var.shape(),
+                    "gradient of {name}: expected shape {:?}, got {:?}",
+                    var.dims(),
+                    grad.dims()
+                ),
+                Gradient::Rows { ids, values } => ensure!(
+                    var.dims().len() == 2
+                        && values.dims() == [ids.len(), var.dims()[1]]
+                        && ids.last().is_none_or(|last| (*last as usize) < var.dims()[0]),
+                    "gradient of {name}: {} rows up to {:?} of shape {:?}, the parameter is {:?}",
+                    ids.len(),
+                    ids.last(),
+                    values.dims(),
+                    var.dims()
+                ),
+            }
         }
         if let Some(name) = grads.keys().find(|name| !self.moments.contains_key(*name)) {
             bail!("gradient of {name}: no such parameter");
@@ -172,10 +167,10 @@ impl AdamW {
 ///
 /// # Errors
 /// Naming the first tensor, by name, that holds a value that is not finite.
-pub fn global_norm(grads: &BTreeMap<String, Tensor>) -> Result<f64> {
+pub fn global_norm(grads: &Gradients) -> Result<f64> {
     let mut total = 0.0;
     for (name, grad) in grads {
-        let squares = sum_of_squares(grad).with_context(|| format!("gradient of {name}"))?;
+        let squares = sum_of_squares(grad.values()).with_context(|| format!("gradient of {name}"))?;
         // finite f32 values cannot overflow an f64 sum of squares
         ensure!(
             squares.is_finite(),
@@ -197,11 +192,26 @@ fn sum_of_squares(tensor: &Tensor) -> Result<f64> {
         bail!("expected CPU storage")
     };
     let values = f32_values(storage, layout)?;
-    let partial: Vec<f64> = values
-        .par_chunks(CHUNK)
-        .map(|chunk| chunk.iter().map(|&value| f64::from(value) * f64::from(value)).sum())
-        .collect();
+    let partial: Vec<f64> = values.par_chunks(CHUNK).map(vectorised_squares).collect();
     Ok(partial.iter().sum())
+}
+
+/// Sum of squares in eight f64 sums, so that the loop vectorises.
+fn vectorised_squares(values: &[f32]) -> f64 {
+    vectorised(
+        #[inline(always)]
+        || {
+            let mut sums = [0f64; 8];
+            let (eights, rest) = values.as_chunks::<8>();
+            for eight in eights {
+                for (sum, value) in sums.iter_mut().zip(eight) {
+                    *sum += f64::from(*value) * f64::from(*value);
+                }
+            }
+            let rest: f64 = rest.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
+            sums.iter().sum::<f64>() + rest
+        },
+    )
 }
 
 /// Refuses a CPU tensor that holds NaN or an infinity, at the first of them.
@@ -227,165 +237,7 @@ fn decays(name: &str, var: &Var) -> bool {
     var.dims().len() >= 2 && !name.ends_with("base_kernel")
 }
 
-/// The scalars of one parameter's update.
-#[derive(Debug, Clone, Copy)]
-struct Rates {
-    clip_scale: f32,
-    beta1: f32,
-    beta2: f32,
-    keep1: f32,
-    keep2: f32,
-    /// lr / (1 - b1^t)
-    step_size: f32,
-    /// 1 / sqrt(1 - b2^t)
-    second_scale: f32,
-    eps: f32,
-    /// 1 - lr d
-    shrink: f32,
-}
-
-impl Rates {
-    fn new(settings: &AdamWSettings, updates: u64, lr: f64, clip_scale: f64, decays: bool) -> Self {
-        let exponent = updates as f64;
-        let first_bias = 1.0 - settings.beta1.powf(exponent);
-        let second_bias = 1.0 - settings.beta2.powf(exponent);
-        Self {
-            clip_scale: clip_scale as f32,
-            beta1: settings.beta1 as f32,
-            beta2: settings.beta2 as f32,
-            keep1: (1.0 - settings.beta1) as f32,
-            keep2: (1.0 - settings.beta2) as f32,
-            step_size: (lr / first_bias) as f32,
-            second_scale: (1.0 / second_bias.sqrt()) as f32,
-            eps: settings.eps as f32,
-            shrink: if decays {
-                (1.0 - lr * settings.weight_decay) as f32
-            } else {
-                1.0
-            },
-        }
-    }
-}
-
-impl Moments {
-    fn zeros(var: &Var) -> Result<Self> {
-        if var.device().is_cpu() {
-            let count = var.elem_count();
-            return Ok(Self::Host {
-                first: vec![0.0; count],
-                second: vec![0.0; count],
-            });
-        }
-        Ok(Self::Device {
-            first: var.zeros_like()?,
-            second: var.zeros_like()?,
-        })
-    }
-
-    fn update(&mut self, var: &Var, grad: &Tensor, rates: Rates) -> Result<()> {
-        match self {
-            Self::Host { first, second } => {
-                let moments = Mutex::new((first.as_mut_slice(), second.as_mut_slice()));
-                var.as_tensor().inplace_op2(grad, &FusedUpdate { moments, rates })?;
-            }
-            Self::Device { first, second } => {
-                let grad = (grad * f64::from(rates.clip_scale))?;
-                *first = ((&*first * f64::from(rates.beta1))? + (&grad * f64::from(rates.keep1))?)?;
-                *second = ((&*second * f64::from(rates.beta2))? + (grad.sqr()? * f64::from(rates.keep2))?)?;
-                let root = ((second.sqrt()? * f64::from(rates.second_scale))? + f64::from(rates.eps))?;
-                let change = (first.div(&root)? * f64::from(rates.step_size))?;
-                var.set(&((var.as_tensor() * f64::from(rates.shrink))? - change)?)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn tensors(&self) -> Result<(Tensor, Tensor)> {
-        match self {
-            Self::Host { first, second } => Ok((
-                Tensor::from_slice(first, first.len(), &Device::Cpu)?,
-                Tensor::from_slice(second, second.len(), &Device::Cpu)?,
-            )),
-            Self::Device { first, second } => Ok((
-                first.to_device(&Device::Cpu)?.flatten_all()?,
-                second.to_device(&Device::Cpu)?.flatten_all()?,
-            )),
-        }
-    }
-
-    fn restore(&mut self, saved_first: &Tensor, saved_second: &Tensor) -> Result<()> {
-        match self {
-            Self::Host { first, second } => {
-                for (values, saved) in [(first, saved_first), (second, saved_second)] {
-                    let saved = saved.flatten_all()?.to_vec1::<f32>()?;
-                    ensure!(
-                        saved.len() == values.len(),
-                        "expected {} values, got {}",
-                        values.len(),
-                        saved.len()
-                    );
-                    *values = saved;
-                }
-            }
-            Self::Device { first, second } => {
-                for (values, saved) in [(first, saved_first), (second, saved_second)] {
-                    *values = saved.reshape(values.shape())?.to_device(values.device())?;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The host update: one pass over parameter, gradient and both moments.
-struct FusedUpdate<'m> {
-    moments: Mutex<(&'m mut [f32], &'m mut [f32])>,
-    rates: Rates,
-}
-
-impl InplaceOp2 for FusedUpdate<'_> {
-    fn name(&self) -> &'static str {
-        "adamw"
-    }
-
-    fn cpu_fwd(
-        &self,
-        weights: &mut CpuStorage,
-        weight_layout: &Layout,
-        grads: &CpuStorage,
-        grad_layout: &Layout,
-    ) -> candle_core::Result<()> {
-        let grads = f32_values(grads, grad_layout)?;
-        let Some((start, end)) = weight_layout.contiguous_offsets() else {
-            candle_core::bail!("adamw: a parameter is not contiguous")
-        };
-        let CpuStorage::F32(weights) = weights else {
-            candle_core::bail!("adamw: a parameter is not f32")
-        };
-        let Ok(mut moments) = self.moments.lock() else {
-            candle_core::bail!("adamw: an earlier update panicked")
-        };
-        let (first, second) = &mut *moments;
-        let rates = self.rates;
-        weights[start..end]
-            .par_chunks_mut(CHUNK)
-            .zip(grads.par_chunks(CHUNK))
-            .zip(first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK)))
-            .for_each(|((w, g), (m, v))| update_chunk(w, g, m, v, rates));
-        Ok(())
-    }
-}
-
-fn update_chunk(weights: &mut [f32], grads: &[f32], first: &mut [f32], second: &mut [f32], r: Rates) {
-    for (((w, &g), m), v) in weights.iter_mut().zip(grads).zip(first).zip(second) {
-        let g = g * r.clip_scale;
-        *m = *m * r.beta1 + g * r.keep1;
-        *v = *v * r.beta2 + g * g * r.keep2;
-        *w = *w * r.shrink - r.step_size * *m / (v.sqrt() * r.second_scale + r.eps);
-    }
-}
-
-fn f32_values<'s>(storage: &'s CpuStorage, layout: &Layout) -> candle_core::Result<&'s [f32]> {
+pub(crate) fn f32_values<'s>(storage: &'s CpuStorage, layout: &Layout) -> candle_core::Result<&'s [f32]> {
     let CpuStorage::F32(values) = storage else {
         candle_core::bail!("expected f32 values")
     };

@@ -90,7 +90,7 @@ fn plan(materials: &Materials, examples: &Examples, sizes: Sizes) -> Result<Stri
     let checkpoints = config.checkpoint.keep_last as u64 + u64::from(config.checkpoint.keep_best);
     // `final` has weights alone
     let saved = checkpoints.saturating_mul(sizes.checkpoint()) + sizes.weights();
-    let head = room::head_bytes(drafter, info.tied);
+    let head = room::head_bytes(materials.target.head());
     let rows = (blocks * drafter.block_size) as u64;
     let wide = drafter.num_heads * drafter.head_dim;
     // f32 values that one row of one layer keeps for the backward pass, roughly

@@ -6,7 +6,8 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use dflash_model::DrafterConfig;
+use candle_core::Tensor;
+use dflash_model::TargetHead;
 use sysinfo::System;
 
 use crate::config::CodebookKind;
@@ -63,10 +64,11 @@ impl Sizes {
     }
 }
 
-/// Bytes of the target's embedding and head as f32, which training holds besides.
-pub fn head_bytes(drafter: &DrafterConfig, tied: bool) -> u64 {
-    let matrix = 4 * Sizes::product(drafter.vocab_size, drafter.hidden_size);
-    if tied { matrix } else { 2 * matrix }
+/// Bytes of the target's embedding and head, which training holds as they are stored.
+pub fn head_bytes(head: &TargetHead) -> u64 {
+    let bytes = |matrix: &Tensor| (matrix.elem_count() * matrix.dtype().size_in_bytes()) as u64;
+    let tied = head.embed.id() == head.head.id();
+    bytes(&head.head) + if tied { 0 } else { bytes(&head.embed) }
 }
 
 /// Refuses to put `need` bytes into `folder` when its file system has fewer free. The folder need not exist yet.

@@ -1,16 +1,13 @@
 //! One pass: hidden states of all blocks, loss, gradient of every variable.
 
+use crate::gradient::{Gradient, Gradients, by_rows};
 use crate::loss::{LossSettings, StepSums, loss};
 use candle_core::{DType, Result, Tensor};
 use dflash_model::{Blocks, Drafter, Params, TargetHead};
-use std::collections::BTreeMap;
-
-/// Gradients by variable name.
-pub type Gradients = BTreeMap<String, Tensor>;
 
 /// Runs a pass over `blocks` and returns its sums with the gradients of loss / `denominator`.
 ///
-/// `drafter` must be built over `params`; `taps`: [T, n_taps * H] in any float type; `head` in f32;
+/// `drafter` must be built over `params`; `taps`: [T, n_taps * H] and `head` in any float type;
 /// `denominator`: [`crate::loss::total_weight`] of the whole optimizer step, which may span several passes.
 /// `None` when no slot is supervised.
 ///
@@ -26,7 +23,7 @@ pub fn gradients(
     denominator: f64,
 ) -> Result<Option<(StepSums, Gradients)>> {
     let hidden = drafter.hidden(blocks, &taps.to_dtype(DType::F32)?, head)?;
-    let Some((total, sums)) = loss(drafter, &hidden, head, blocks, settings, denominator)? else {
+    let Some((total, sums, touched)) = loss(drafter, &hidden, head, blocks, settings, denominator)? else {
         return Ok(None);
     };
     if !(sums.base_loss.is_finite() && sums.selector_loss.is_finite()) {
@@ -41,8 +38,24 @@ pub fn gradients(
     for (name, var) in params.vars() {
         // Absent without a hit: the selector then has no loss.
         if let Some(gradient) = grads.get(var) {
-            named.insert(name.clone(), gradient.clone());
+            named.insert(name.clone(), Gradient::Whole(gradient.clone()));
         }
+    }
+    for table in touched {
+        let Some(var) = params.vars().get(table.name) else {
+            continue;
+        };
+        let Some(values) = grads.get(&table.rows) else { continue };
+        let rows = Gradient::Rows {
+            ids: table.ids,
+            values: values.clone(),
+        };
+        let gradient = if by_rows(table.name, var) {
+            rows
+        } else {
+            Gradient::Whole(rows.whole(var)?)
+        };
+        named.insert(table.name.to_owned(), gradient);
     }
     Ok(Some((sums, named)))
 }

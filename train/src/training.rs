@@ -13,6 +13,7 @@ use crate::config::{CodebookKind, TrainSection};
 use crate::done::whole_drafter;
 use crate::failure::{Blame, Failure};
 use crate::fit::{Ending, Job, fit};
+use crate::gradient::{Gradient, Gradients};
 use crate::loss::{LossSettings, StepSums, total_weight};
 use crate::materials::Materials;
 use crate::optim::{AdamW, AdamWSettings};
@@ -21,7 +22,7 @@ use crate::publish::Publisher;
 use crate::room::{self, Sizes};
 use crate::signals::StopFlag;
 use crate::source::Source;
-use crate::step::{self, Gradients};
+use crate::step;
 use crate::{validate, warm_start};
 
 /// Trains to the last step or a signal, and publishes `final` when done.
@@ -58,8 +59,9 @@ pub fn train(
         }
     };
 
-    let head = materials.target.head().in_f32().work()?;
-    let drafter = Drafter::new(materials.resolved.drafter.clone(), &params).work()?;
+    let head = materials.target.head().clone();
+    let compute = config.train.compute.compute();
+    let drafter = Drafter::computing(materials.resolved.drafter.clone(), &params, compute).work()?;
     let publisher = Publisher::new(materials).work()?;
     let held_out = &source.validation[..source.validation.len().min(config.validate.samples)];
     let block_size = materials.resolved.drafter.block_size;
@@ -141,7 +143,7 @@ pub fn step_gradients(
         sums.add(&pass_sums);
         for (name, gradient) in gradients {
             let sum = match total.remove(&name) {
-                Some(before) => (before + gradient)?,
+                Some(before) => gradient.plus(&before)?,
                 None => gradient,
             };
             total.insert(name, sum);
@@ -152,7 +154,7 @@ pub fn step_gradients(
     }
     for (name, var) in params.vars() {
         if !total.contains_key(name) {
-            total.insert(name.clone(), var.zeros_like()?);
+            total.insert(name.clone(), Gradient::zero(name, var)?);
         }
     }
     Ok((sums, total))

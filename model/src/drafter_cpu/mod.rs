@@ -15,10 +15,11 @@ use std::sync::Arc;
 use candle_core::{DType, Result, Tensor, bail};
 
 use crate::buffer::Buffer;
-use crate::drafter::{CandidateSelector, Drafter};
+use crate::drafter::Drafter;
 use crate::drafter_config::DrafterConfig;
 use crate::ops::{LogitShape, Weight};
 use crate::packed::{Packed, joined};
+use crate::selector::CandidateSelector;
 use crate::target::TargetHead;
 use crate::target::kernels::rms_norm;
 use layer::{Layer, Projected};

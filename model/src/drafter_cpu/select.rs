@@ -10,10 +10,10 @@ use candle_core::{Result, Tensor, bail};
 
 use super::{CpuDrafter, shared};
 use crate::buffer::Buffer;
-use crate::drafter::{CandidateSelector, CodebookTensors};
 use crate::drafting::{Proposal, ProposalSlot, Sampling};
 use crate::ops::{LogitShape, with_slice};
 use crate::packed::Packed;
+use crate::selector::{CandidateSelector, CodebookTensors};
 use crate::simd::dot;
 use crate::target::kernels::{Kernel, each_row, wide};
 use crate::walk::choose;

@@ -1,12 +1,24 @@
 //! y = x W^T without bias, whose backward forms only the products that somebody wants.
 //!
 //! candle's `matmul` always computes both operands' gradients; for a frozen weight or a constant input that is half
-//! of the backward's work thrown away.
+//! of the backward's work thrown away. With [`Compute::Bf16`] the operands of all three products are rounded to BF16 and
+//! the sums stay f32; weights and gradients are f32 either way.
 
-use crate::packed::Packed;
+use super::{slice_of, with_slice};
+use crate::packed::{Packed, View, joined_rounded};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, DType, Layout, MetalStorage, Result, Shape, Tensor};
 use std::sync::Arc;
+
+/// What a product's operands are rounded to; sums are f32.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Compute {
+    /// Not at all.
+    #[default]
+    F32,
+    /// BF16.
+    Bf16,
+}
 
 /// Multiplies rows by a weight in the published orientation.
 ///
@@ -16,18 +28,34 @@ use std::sync::Arc;
 /// # Errors
 /// When the inner sizes differ.
 pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    linear_in(x, weight, Compute::F32)
+}
+
+/// As [`linear`], with operands rounded as `compute` says.
+pub(super) fn linear_in(x: &Tensor, weight: &Tensor, compute: Compute) -> Result<Tensor> {
     let ((_, x_in), (_, w_in)) = (x.dims2()?, weight.dims2()?);
     if x_in != w_in {
         candle_core::bail!("linear: input {:?} against weight {:?}", x.shape(), weight.shape())
     }
-    x.contiguous()?.apply_op2(weight, Linear)
+    if compute == Compute::Bf16 && !x.device().is_cpu() {
+        return rounded(&x.contiguous()?, weight);
+    }
+    x.contiguous()?.apply_op2(&weight.contiguous()?, Linear { compute })
+}
+
+/// The BF16 form from candle's own operations.
+fn rounded(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let weight = weight.to_dtype(DType::BF16)?;
+    x.to_dtype(DType::BF16)?
+        .apply_op2(&weight, Linear { compute: Compute::F32 })?
+        .to_dtype(DType::F32)
 }
 
 /// A matrix as a layer holds it: trainable, or frozen in the form that is fastest for few rows.
 #[derive(Debug, Clone)]
 pub enum Weight {
-    /// [out, in] f32, possibly with a gradient.
-    Plain(Tensor),
+    /// [out, in] f32, possibly with a gradient, and how products with it are computed.
+    Plain(Tensor, Compute),
     /// Frozen on the CPU: packed once, BF16 kept as BF16, computed in f32.
     Frozen(Frozen),
 }
@@ -42,14 +70,14 @@ impl Weight {
         if matrix.device().is_cpu() {
             Ok(Self::Frozen(Frozen(Arc::new(Packed::stack(&[matrix])?))))
         } else {
-            Ok(Self::Plain(matrix.to_dtype(DType::F32)?))
+            Ok(Self::Plain(matrix.to_dtype(DType::F32)?, Compute::F32))
         }
     }
 
     /// The packed matrix behind a frozen weight.
     pub(crate) fn packed(&self) -> Option<Arc<Packed>> {
         match self {
-            Self::Plain(_) => None,
+            Self::Plain(..) => None,
             Self::Frozen(Frozen(packed)) => Some(packed.clone()),
         }
     }
@@ -58,7 +86,7 @@ impl Weight {
     pub(crate) fn gather<'w>(weights: impl IntoIterator<Item = &'w mut Self>) -> Result<()> {
         let packed = weights.into_iter().filter_map(|weight| match weight {
             Self::Frozen(Frozen(packed)) => Arc::get_mut(packed),
-            Self::Plain(_) => None,
+            Self::Plain(..) => None,
         });
         Packed::gather(packed)
     }
@@ -69,7 +97,7 @@ impl Weight {
     /// When the inner sizes differ.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
         match self {
-            Self::Plain(weight) => linear(x, weight),
+            Self::Plain(weight, compute) => linear_in(x, weight, *compute),
             Self::Frozen(Frozen(packed)) => {
                 let (rows, inner) = x.dims2()?;
                 if inner != packed.depth() {
@@ -79,14 +107,16 @@ impl Weight {
                         packed.depth()
                     )
                 }
-                let y = super::with_slice(x, "linear", |x| Ok(packed.product(x).into_vec()))?;
+                let y = with_slice(x, "linear", |x| Ok(packed.product(x).into_vec()))?;
                 Tensor::from_vec(y, (rows, packed.width()), x.device())
             }
         }
     }
 }
 
-struct Linear;
+struct Linear {
+    compute: Compute,
+}
 
 /// The same call on every backend's own storage: (rows, out, in) with the weight read transposed.
 fn product<S: BackendStorage>(x: &S, x_layout: &Layout, w: &S, w_layout: &Layout) -> Result<(S, Shape)> {
@@ -102,7 +132,14 @@ impl CustomOp2 for Linear {
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout, w: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
-        product(x, xl, w, wl)
+        if self.compute == Compute::F32 {
+            return product(x, xl, w, wl);
+        }
+        let (x, w) = (slice_of(x, xl, self.name())?, slice_of(w, wl, self.name())?);
+        let (rows, inner) = xl.shape().dims2()?;
+        let outer = wl.shape().dims2()?.0;
+        let y = rounded_product(View::new(x, inner), View::new(w, inner));
+        Ok((CpuStorage::F32(y), Shape::from((rows, outer))))
     }
 
     fn cuda_fwd(&self, x: &CudaStorage, xl: &Layout, w: &CudaStorage, wl: &Layout) -> Result<(CudaStorage, Shape)> {
@@ -114,29 +151,88 @@ impl CustomOp2 for Linear {
     }
 
     fn bwd(&self, x: &Tensor, w: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let dx = if x.track_op() {
-            Some(dy.matmul(&w.detach())?)
-        } else {
-            None
+        let (want_dx, want_dw) = (x.track_op(), w.track_op());
+        let (x, w, dy) = (x.detach(), w.detach(), dy.contiguous()?);
+        if self.compute == Compute::F32 {
+            let dx = want_dx.then(|| dy.matmul(&w)).transpose()?;
+            let dw = want_dw.then(|| dy.t()?.matmul(&x)).transpose()?;
+            return Ok((dx, dw));
+        }
+        let ((rows, inner), outer) = (x.dims2()?, w.dim(0)?);
+        let [dx, dw] = with_slice(&dy, self.name(), |dy| {
+            let dy = View::new(dy, outer);
+            let with = |other: &Tensor, of: View<'_>| {
+                with_slice(other, self.name(), |other| {
+                    Ok(rounded_product(of, View::new(other, inner).transposed()))
+                })
+            };
+            let dx = want_dx.then(|| with(&w, dy)).transpose()?;
+            let dw = want_dw.then(|| with(&x, dy.transposed())).transpose()?;
+            Ok([dx, dw])
+        })?;
+        let shaped = |values: Option<Vec<f32>>, shape| {
+            values
+                .map(|values| Tensor::from_vec(values, shape, dy.device()))
+                .transpose()
         };
-        let dw = if w.track_op() {
-            Some(dy.t()?.matmul(&x.detach())?)
-        } else {
-            None
-        };
-        Ok((dx, dw))
+        Ok((shaped(dx, (rows, inner))?, shaped(dw, (outer, inner))?))
     }
+}
+
+/// x y for `x` [R, K] and `y` [K, N], contiguous f32 without gradients, operands rounded as `compute` says.
+pub(super) fn times(x: &Tensor, y: &Tensor, compute: Compute) -> Result<Tensor> {
+    if compute == Compute::F32 {
+        return x.matmul(y);
+    }
+    let ((rows, depth), columns) = (x.dims2()?, y.dim(1)?);
+    let product = with_slice(x, "linear", |x| {
+        with_slice(y, "linear", |y| {
+            Ok(rounded_product(View::new(x, depth), View::new(y, columns).transposed()))
+        })
+    })?;
+    Tensor::from_vec(product, (rows, columns), x.device())
+}
+
+/// x w^T of f32 matrices rounded to BF16, [rows of x, rows of w].
+fn rounded_product(x: View<'_>, w: View<'_>) -> Vec<f32> {
+    joined_rounded(&[&Packed::rounded(w)], x).into_vec()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::check::{same_value_and_gradients, tensor, var};
+    use crate::ops::check::{distance, same_value_and_gradients, tensor, var};
 
     #[test]
     fn equals_matmul_with_its_gradients() {
         let (x, w) = (var(1, &[5, 7]), var(2, &[3, 7]));
         same_value_and_gradients(&[&x, &w], || linear(&x, &w), || x.matmul(&w.t()?), 1e-5);
+    }
+
+    #[test]
+    fn bf16_products_and_gradients_are_those_of_rounded_operands() {
+        let round = |x: &Tensor| x.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap();
+        for (rows, inner, outer) in [(1, 1, 1), (5, 7, 3), (40, 33, 70), (230, 64, 129), (25, 1030, 65)] {
+            let (x, w) = (var(1, &[rows, inner]), var(2, &[outer, inner]));
+            let probe = tensor(3, &[rows, outer]);
+            let (rx, rw, rp) = (round(&x), round(&w), round(&probe));
+            let y = linear_in(&x, &w, Compute::Bf16).unwrap();
+            assert!(distance(&y, &rx.matmul(&rw.t().unwrap()).unwrap()) < 1e-5);
+            let grads = (y * &probe).unwrap().sum_all().unwrap().backward().unwrap();
+            assert!(distance(grads.get(&x).unwrap(), &rp.matmul(&rw).unwrap()) < 1e-5);
+            assert!(distance(grads.get(&w).unwrap(), &rp.t().unwrap().matmul(&rx).unwrap()) < 1e-5);
+        }
+    }
+
+    #[test]
+    fn a_nan_survives_rounding() {
+        for (nan_in_x, nan_in_w) in [(true, false), (false, true)] {
+            let with = |nan: bool| if nan { f32::from_bits(0x7fff_ffff) } else { 1.0 };
+            let x = Tensor::new(&[[1f32, with(nan_in_x)]], &candle_core::Device::Cpu).unwrap();
+            let w = Tensor::new(&[[with(nan_in_w), 2f32]], &candle_core::Device::Cpu).unwrap();
+            let y = linear_in(&x, &w, Compute::Bf16).unwrap().to_vec2::<f32>().unwrap();
+            assert!(y[0][0].is_nan());
+        }
     }
 
     #[test]

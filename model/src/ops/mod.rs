@@ -6,6 +6,7 @@
 //!
 //! Shapes: R rows (blocks x slots), T context rows, H hidden, V vocabulary, N blocks, B slots a block.
 
+mod best;
 mod block_attention;
 mod gathered_dot;
 mod grouped_conv;
@@ -15,11 +16,12 @@ mod rms_norm;
 mod rope;
 mod swiglu;
 
+pub use best::top_k;
 pub use block_attention::{AttentionPlan, attend_one_block, block_attention};
 pub use gathered_dot::gathered_dot;
 pub use grouped_conv::grouped_conv;
-pub use linear::{Frozen, Weight, linear};
-pub use linear_cross_entropy::{CrossEntropy, LogitShape, linear_cross_entropy, top_k};
+pub use linear::{Compute, Frozen, Weight, linear};
+pub use linear_cross_entropy::{CrossEntropy, LogitShape, linear_cross_entropy};
 pub use rms_norm::rms_norm;
 pub use rope::{Rotation, rope};
 pub use swiglu::swiglu;

@@ -1,9 +1,10 @@
 //! A frozen matrix in panels, and products with it: out = x W^T for any number of rows, f32.
 //!
 //! W [N, K] is stored as ceil(N / 64) panels of two strips, each `[K][32]`, so that the product streams memory in order.
-//! BF16 checkpoints stay BF16 in memory (half the traffic; widening is exact): a strip's row then is one cache line of 16
-//! words, column i in the low half of word i and column i + 16 in the high half. A few rows take both strips of a panel at
-//! once, more rows one after the other, so that a widened vector serves as many rows as the registers hold.
+//! BF16 checkpoints stay BF16 in memory (half the traffic; widening is exact): a strip then is `[K / 2][32]` words, a column's
+//! number of an even k in the low half and its next in the high half, which is also what the processor's own BF16 products
+//! take ([`halves`]). A few rows take both strips of a panel at once, more rows one after the other, so that a widened
+//! vector serves as many rows as the registers hold.
 //!
 //! Every output element is one chain of multiply-adds over k = 0, 1, 2, ... whatever the number of rows. So a row of a
 //! verify pass equals the same row of a decode step to the bit, and greedy speculative decoding is lossless by
@@ -13,23 +14,27 @@
     reason = "a kernel must be inlined into the function compiled for the wide unit"
 )]
 
+mod halves;
 mod product;
 mod tiles;
+mod view;
 
 use candle_core::{DType, Result, Tensor};
 use pulp::Simd;
 
 use crate::pages::{Gather, Stored, gather};
-pub(crate) use product::joined;
-use tiles::Tiles;
+pub(crate) use halves::nearest;
+pub(crate) use product::{joined, joined_rounded};
+use tiles::{Tiles, Values};
+pub(crate) use view::View;
 
 /// Columns of a panel: two strips.
 const PANEL: usize = 64;
-/// Columns of a strip, which lies in memory as `[K][32]`: a BF16 row of it is one cache line.
+/// Columns of a strip, which lies in memory as `[K][32]`.
 const STRIP: usize = 32;
 /// Depth of one pass over a panel, so that panel and rows stay in the second-level cache.
 const DEPTH: usize = 1024;
-/// Rows of a strip that are asked for ahead of their use, since the processor's own look-ahead does not fill the time
+/// How far ahead of its use a strip's row is asked for, in rows, since the processor's own look-ahead does not fill the time
 /// that a row's arithmetic takes. Measured with 8 rows of x: a tenth less time from cache, a fifth from memory.
 const AHEAD: usize = 96;
 
@@ -54,13 +59,13 @@ impl Packed {
         let n = parts.iter().map(|part| part.dims()[0]).sum::<usize>();
         let count = n.div_ceil(PANEL);
         let panels = if parts.iter().all(|part| part.dtype() == DType::BF16) {
-            let mut panels = vec![0u32; count * k * PANEL / 2];
+            let size = k.div_ceil(2) * STRIP;
+            let mut panels = vec![0u32; count * 2 * size];
             scatter(parts, |column, row: &[half::bf16]| {
-                let (strip, lane) = (column / STRIP, column % STRIP);
-                let shift = if lane < STRIP / 2 { 0 } else { 16 };
-                let words = &mut panels[strip * k * STRIP / 2..][..k * STRIP / 2];
-                for (word, x) in words.iter_mut().skip(lane % (STRIP / 2)).step_by(STRIP / 2).zip(row) {
-                    *word |= u32::from(x.to_bits()) << shift;
+                let words = panels[column / STRIP * size..][..size].iter_mut();
+                for (word, pair) in words.skip(column % STRIP).step_by(STRIP).zip(row.chunks(2)) {
+                    let high = pair.get(1).map_or(0, |x| u32::from(x.to_bits()) << 16);
+                    *word = u32::from(pair[0].to_bits()) | high;
                 }
             })?;
             Panels::Bf16(Stored::Own(panels))
@@ -109,12 +114,23 @@ impl Packed {
 
     /// The product of all rows with the panels from `first`, as many columns as the rows of `out` have.
     fn columns(&self, first: usize, tiles: &Tiles, out: &mut [&mut [f32]]) {
-        pulp::Arch::new().dispatch(PanelProduct {
-            matrix: self,
-            first,
-            tiles,
-            out,
-        });
+        match (&tiles.values, &self.panels) {
+            (Values::Halves(words), Panels::Bf16(panels)) => {
+                let width = out.first().map_or(0, |row| row.len());
+                for panel in 0..width.div_ceil(PANEL) {
+                    let strips = nth::<HalfRows>(panels, first + panel, self.k);
+                    halves::columns(strips, tiles, words, out, panel * PANEL);
+                }
+            }
+            (Values::Floats(x), _) => pulp::Arch::new().dispatch(PanelProduct {
+                matrix: self,
+                first,
+                tiles,
+                x,
+                out,
+            }),
+            (Values::Halves(_), Panels::F32(_)) => unreachable!("rows are rounded for BF16 panels only"),
+        }
     }
 }
 
@@ -136,6 +152,7 @@ struct PanelProduct<'a, 'o> {
     /// The panel of the first column of `out`.
     first: usize,
     tiles: &'a Tiles,
+    x: &'a [f32],
     out: &'a mut [&'o mut [f32]],
 }
 
@@ -144,43 +161,46 @@ impl pulp::WithSimd for PanelProduct<'_, '_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let k = self.matrix.k;
         let width = self.out.first().map_or(0, |row| row.len());
         for panel in 0..width.div_ceil(PANEL) {
             let (number, from) = (self.first + panel, panel * PANEL);
-            let size = k * PANEL;
             match &self.matrix.panels {
                 Panels::F32(panels) => {
-                    product::<S, FloatRows>(simd, &panels[number * size..][..size], self.tiles, self.out, from);
+                    let panel = nth::<FloatRows>(panels, number, self.matrix.k);
+                    product::<S, FloatRows>(simd, panel, self.tiles, self.x, self.out, from);
                 }
                 Panels::Bf16(panels) => {
-                    product::<S, HalfRows>(
-                        simd,
-                        &panels[number * size / 2..][..size / 2],
-                        self.tiles,
-                        self.out,
-                        from,
-                    );
+                    let panel = nth::<HalfRows>(panels, number, self.matrix.k);
+                    product::<S, HalfRows>(simd, panel, self.tiles, self.x, self.out, from);
                 }
             }
         }
     }
 }
 
-/// How a strip's row becomes vectors: pair v is lanes of the columns from v * lanes and from 16 + v * lanes.
+/// The two strips of a panel.
+fn nth<R: StripRows>(panels: &[R::Word], number: usize, k: usize) -> [&[R::Word]; 2] {
+    let strip = k.div_ceil(R::ROWS) * STRIP;
+    let panel = &panels[number * 2 * strip..][..2 * strip];
+    [&panel[..strip], &panel[strip..]]
+}
+
+/// How a strip's rows become vectors.
 trait StripRows {
     type Word: Copy;
-    const WORDS: usize;
-    fn pair<S: Simd>(simd: S, row: &[Self::Word], v: usize) -> [S::f32s; 2];
+    /// Rows of a strip in `STRIP` words.
+    const ROWS: usize;
+    /// Row `row` of `words`: the lanes of the columns from v * lanes and from 16 + v * lanes.
+    fn pair<S: Simd>(simd: S, words: &[Self::Word], row: usize, v: usize) -> [S::f32s; 2];
 }
 
 struct FloatRows;
 impl StripRows for FloatRows {
     type Word = f32;
-    const WORDS: usize = STRIP;
+    const ROWS: usize = 1;
     #[inline(always)]
-    fn pair<S: Simd>(_: S, row: &[f32], v: usize) -> [S::f32s; 2] {
-        let (vectors, _) = S::as_simd_f32s(row);
+    fn pair<S: Simd>(_: S, words: &[f32], _: usize, v: usize) -> [S::f32s; 2] {
+        let (vectors, _) = S::as_simd_f32s(words);
         [vectors[v], vectors[STRIP / 2 / S::F32_LANES + v]]
     }
 }
@@ -188,32 +208,37 @@ impl StripRows for FloatRows {
 struct HalfRows;
 impl StripRows for HalfRows {
     type Word = u32;
-    const WORDS: usize = STRIP / 2;
+    const ROWS: usize = 2;
     #[inline(always)]
-    fn pair<S: Simd>(simd: S, row: &[u32], v: usize) -> [S::f32s; 2] {
-        let (vectors, _) = S::as_simd_u32s(row);
-        let word = vectors[v];
-        [
-            simd.transmute_f32s_u32s(simd.wrapping_dyn_shl_u32s(word, simd.splat_u32s(16))),
-            simd.transmute_f32s_u32s(simd.and_u32s(word, simd.splat_u32s(0xffff_0000))),
-        ]
+    fn pair<S: Simd>(simd: S, words: &[u32], row: usize, v: usize) -> [S::f32s; 2] {
+        let (vectors, _) = S::as_simd_u32s(words);
+        [v, STRIP / 2 / S::F32_LANES + v].map(|v| {
+            simd.transmute_f32s_u32s(if row == 0 {
+                simd.wrapping_dyn_shl_u32s(vectors[v], simd.splat_u32s(16))
+            } else {
+                simd.and_u32s(vectors[v], simd.splat_u32s(0xffff_0000))
+            })
+        })
     }
 }
 
 /// All rows times one panel, into the columns from `column`.
 #[inline(always)]
-fn product<S: Simd, R: StripRows>(simd: S, panel: &[R::Word], tiles: &Tiles, out: &mut [&mut [f32]], column: usize) {
+fn product<S: Simd, R: StripRows>(
+    simd: S,
+    strips: [&[R::Word]; 2],
+    tiles: &Tiles,
+    x: &[f32],
+    out: &mut [&mut [f32]],
+    column: usize,
+) {
     let k = tiles.k;
-    let strips = [&panel[..k * R::WORDS], &panel[k * R::WORDS..]];
     for from in (0..k).step_by(DEPTH) {
         let to = k.min(from + DEPTH);
-        let (a, b) = (
-            &strips[0][from * R::WORDS..to * R::WORDS],
-            &strips[1][from * R::WORDS..to * R::WORDS],
-        );
+        let [a, b] = strips.map(|strip| &strip[from / R::ROWS * STRIP..to.div_ceil(R::ROWS) * STRIP]);
         for number in 0..tiles.count {
             let (first, height) = tiles.tile(number);
-            let x = &tiles.values[first * k + from * height..first * k + to * height];
+            let x = &x[first * k + from * height..first * k + to * height];
             let out = &mut out[first..first + height];
             let resume = from > 0;
             // two strips at a time keep more reads of memory under way; their sums must fit the registers
@@ -305,24 +330,49 @@ fn accumulate<S: Simd, R: StripRows, const M: usize, const N: usize>(
     v: usize,
     mut sums: [[[S::f32s; 2]; N]; M],
 ) -> [[[S::f32s; 2]; N]; M] {
-    let depth = x.len() / M;
-    let strips = strips.map(|strip| &strip[..depth * R::WORDS]);
-    for (i, x) in x.chunks_exact(M).enumerate() {
-        let mut w = [[simd.splat_f32s(0.0); 2]; N];
-        for s in 0..N {
-            fetch(strips[s].as_ptr().wrapping_add((i + AHEAD) * R::WORDS));
-            w[s] = R::pair(simd, &strips[s][i * R::WORDS..(i + 1) * R::WORDS], v);
+    let steps = (x.len() / M).div_ceil(R::ROWS);
+    let strips = strips.map(|strip| &strip[..steps * STRIP]);
+    let whole = x.chunks_exact(M * R::ROWS);
+    // an odd depth leaves half a step
+    let odd = whole.remainder();
+    for (i, x) in whole.enumerate() {
+        for strip in strips {
+            let ahead = strip.as_ptr().wrapping_add((i + AHEAD / R::ROWS) * STRIP);
+            for line in 0..R::ROWS {
+                fetch(ahead.wrapping_add(line * STRIP / R::ROWS));
+            }
         }
-        for r in 0..M {
-            let x = simd.splat_f32s(x[r]);
-            for s in 0..N {
-                for half in 0..2 {
-                    sums[r][s][half] = simd.mul_add_f32s(x, w[s][half], sums[r][s][half]);
-                }
+        let words = strips.map(|strip| &strip[i * STRIP..(i + 1) * STRIP]);
+        for row in 0..R::ROWS {
+            multiply::<S, R, M, N>(simd, words, row, v, &x[row * M..], &mut sums);
+        }
+    }
+    if !odd.is_empty() {
+        let words = strips.map(|strip| &strip[(steps - 1) * STRIP..]);
+        multiply::<S, R, M, N>(simd, words, 0, v, odd, &mut sums);
+    }
+    sums
+}
+
+/// Adds the products of one number of each of `M` rows, `x`, with row `row` of `words`.
+#[inline(always)]
+fn multiply<S: Simd, R: StripRows, const M: usize, const N: usize>(
+    simd: S,
+    words: [&[R::Word]; N],
+    row: usize,
+    v: usize,
+    x: &[f32],
+    sums: &mut [[[S::f32s; 2]; N]; M],
+) {
+    let w = words.map(|words| R::pair(simd, words, row, v));
+    for r in 0..M {
+        let x = simd.splat_f32s(x[r]);
+        for s in 0..N {
+            for half in 0..2 {
+                sums[r][s][half] = simd.mul_add_f32s(x, w[s][half], sums[r][s][half]);
             }
         }
     }
-    sums
 }
 
 /// Asks for the cache line at `from`, which need not exist, where the language has a way to ask.
@@ -357,10 +407,13 @@ mod tests {
     fn with_unit<S: Simd>(unit: S, packed: &Packed, x: &[f32]) -> Vec<f32> {
         let mut out = vec![f32::NAN; x.len() / packed.k * packed.n];
         let mut rows: Vec<&mut [f32]> = out.chunks_exact_mut(packed.n).collect();
+        let tiles = Tiles::new(x, packed.k);
+        let Values::Floats(x) = &tiles.values else { panic!() };
         unit.vectorize(PanelProduct {
             matrix: packed,
             first: 0,
-            tiles: &Tiles::new(x, packed.k),
+            tiles: &tiles,
+            x,
             out: &mut rows,
         });
         out

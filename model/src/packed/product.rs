@@ -4,7 +4,8 @@
 
 use rayon::prelude::*;
 
-use super::{PANEL, Packed, Tiles};
+use super::halves::available;
+use super::{PANEL, Packed, Panels, Tiles, View};
 use crate::awake::awake;
 use crate::buffer::Buffer;
 
@@ -34,7 +35,25 @@ impl Packed {
 /// An element is the same, to the bit, as in the product with its matrix alone.
 pub(crate) fn joined(matrices: &[&Packed], x: &[f32]) -> Buffer {
     let k = matrices[0].k;
-    let (rows, width) = (x.len() / k, matrices.iter().map(|matrix| matrix.n).sum::<usize>());
+    product(matrices, x.len() / k, &|first, rows| {
+        Tiles::new(&x[first * k..][..rows * k], k)
+    })
+}
+
+/// As [`joined`], with x rounded to BF16 and, where the processor has them, its BF16 products: then two numbers
+/// neighbouring along K enter a sum together, so that the last bits differ from those of [`joined`].
+pub(crate) fn joined_rounded(matrices: &[&Packed], x: View<'_>) -> Buffer {
+    let halves = matrices.iter().all(|matrix| matches!(matrix.panels, Panels::Bf16(_)));
+    if halves && available() {
+        return product(matrices, x.rows, &|first, rows| Tiles::rounded(x.some(first, rows)));
+    }
+    joined(matrices, &x.to_rounded())
+}
+
+/// The products of `rows` rows, whose tiles `tiles(first, count)` makes.
+fn product(matrices: &[&Packed], rows: usize, tiles: &(dyn Fn(usize, usize) -> Tiles + Sync)) -> Buffer {
+    let k = matrices[0].k;
+    let width = matrices.iter().map(|matrix| matrix.n).sum::<usize>();
     let mut out = Buffer::stale(rows * width);
     let threads = rayon::current_num_threads();
     let (work, bytes) = if awake() {
@@ -45,10 +64,10 @@ pub(crate) fn joined(matrices: &[&Packed], x: &[f32]) -> Buffer {
     let read = matrices.iter().map(|matrix| matrix.bytes()).sum::<usize>();
     let small = (rows * width * k < work && read < bytes) || threads == 1;
     if !small && rows >= threads * ROW_BLOCK / 2 {
-        x.par_chunks(ROW_BLOCK * k)
-            .zip(out.par_chunks_mut(ROW_BLOCK * width))
-            .for_each(|(x, out)| {
-                let tiles = Tiles::new(x, k);
+        out.par_chunks_mut(ROW_BLOCK * width)
+            .enumerate()
+            .for_each(|(block, out)| {
+                let tiles = tiles(block * ROW_BLOCK, out.len() / width);
                 let whole = pieces(matrices, usize::MAX / PANEL, out, width);
                 for mut piece in whole {
                     piece.fill(&tiles);
@@ -56,7 +75,7 @@ pub(crate) fn joined(matrices: &[&Packed], x: &[f32]) -> Buffer {
             });
         return out;
     }
-    let tiles = Tiles::new(x, k);
+    let tiles = tiles(0, rows);
     let count = matrices.iter().map(|matrix| matrix.n.div_ceil(PANEL)).sum::<usize>();
     let grain = if small { count } else { count.div_ceil(threads * PIECES) };
     // few rows: the threads share the panels instead, since reading the matrices is what takes the time

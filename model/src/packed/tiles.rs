@@ -6,32 +6,36 @@
 
 use pulp::Simd;
 
+use super::View;
 use crate::buffer::Buffer;
+use crate::simd::vectorised;
 
-/// Rows of x in tiles of about equal height, each interleaved `[K][height]`.
+/// Rows of x in tiles of about equal height.
 pub(crate) struct Tiles {
-    /// `[K][height]` of one tile after the other.
-    pub(crate) values: Buffer,
+    pub(super) values: Values,
     rows: usize,
     pub(crate) k: usize,
     /// How many there are.
     pub(crate) count: usize,
 }
 
+/// The numbers of one tile after the other.
+pub(super) enum Values {
+    /// Each tile interleaved `[K][height]`.
+    Floats(Buffer),
+    /// Each tile `[ceil(K / 2)][height]`, pairs along K rounded to BF16.
+    Halves(Vec<u32>),
+}
+
 impl Tiles {
     /// Tiles of x, [rows, K].
     pub(crate) fn new(x: &[f32], k: usize) -> Self {
-        let rows = x.len() / k;
-        let mut tiles = Self {
-            values: Buffer::stale(x.len()),
-            rows,
-            k,
-            count: rows.div_ceil(pulp::Arch::new().dispatch(TallestTile)),
-        };
+        let mut values = Buffer::stale(x.len());
+        let tiles = Self::empty(x.len() / k, k);
         for tile in 0..tiles.count {
             let (first, height) = tiles.tile(tile);
             let x = &x[first * k..][..height * k];
-            let out = &mut tiles.values[first * k..][..height * k];
+            let out = &mut values[first * k..][..height * k];
             macro_rules! interleave {
                 ($($height:literal)*) => {
                     match height {
@@ -42,7 +46,44 @@ impl Tiles {
             }
             interleave!(1 2 3 4 5 6 7 8 9 10 11 12);
         }
-        tiles
+        let values = Values::Floats(values);
+        Self { values, ..tiles }
+    }
+
+    /// Tiles of x rounded to BF16.
+    pub(super) fn rounded(x: View<'_>) -> Self {
+        let pairs = x.depth.div_ceil(2);
+        let mut words = vec![0u32; x.rows * pairs];
+        let tiles = Self::empty(x.rows, x.depth);
+        vectorised(
+            #[inline(always)]
+            || {
+                for tile in 0..tiles.count {
+                    let (first, height) = tiles.tile(tile);
+                    let out = &mut words[first * pairs..][..height * pairs];
+                    macro_rules! interleave {
+                        ($($height:literal)*) => {
+                            match height {
+                                $($height => x.interleave::<$height>(first, out),)*
+                                _ => {}
+                            }
+                        };
+                    }
+                    interleave!(1 2 3 4 5 6 7 8 9 10 11 12);
+                }
+            },
+        );
+        let values = Values::Halves(words);
+        Self { values, ..tiles }
+    }
+
+    fn empty(rows: usize, k: usize) -> Self {
+        Self {
+            values: Values::Halves(Vec::new()),
+            rows,
+            k,
+            count: rows.div_ceil(pulp::Arch::new().dispatch(TallestTile)),
+        }
     }
 
     /// First row and height of a tile: heights differ by one at most, so that no tile is left with a few rows.

@@ -16,7 +16,7 @@ use super::small_matmul::Matrix;
 use super::weights::{Weights, layer_prefix};
 use super::{Session, Target, TargetHead, TargetInfo, check_taps, check_tokens, cpu_session, delta};
 use crate::buffer::Buffer;
-use crate::packed::Packed;
+use crate::packed::{Packed, View, joined_rounded, nearest};
 
 /// Rows of one pass; longer inputs are fed piece by piece, which bounds memory and stays in cache.
 const SEGMENT: usize = 512;
@@ -100,6 +100,10 @@ impl CpuTarget {
     pub(crate) fn load(weights: &Weights<'_>, config: TargetConfig, bf16: bool) -> Result<Self> {
         let cpu = &Device::Cpu;
         let get = |name: &str| weights.get(name, cpu);
+        let matrix = |name: &str| {
+            let stored = get(name)?;
+            if bf16 { stored.to_dtype(DType::BF16) } else { Ok(stored) }
+        };
         let vector = |name: &str| {
             weights
                 .get(name, cpu)?
@@ -121,8 +125,10 @@ impl CpuTarget {
             let name = |part: &str| format!("{}{part}", layer_prefix(i));
             let mixer = match (mixer, &config.linear) {
                 (Mixer::Linear, Some(shape)) => {
-                    let part = |part: &str| get(&name(&format!("linear_attn.{part}.weight")));
-                    let taps = part("conv1d")?.squeeze(1)?.to_dtype(DType::F32)?;
+                    let part = |part: &str| matrix(&name(&format!("linear_attn.{part}.weight")));
+                    let taps = get(&name("linear_attn.conv1d.weight"))?
+                        .squeeze(1)?
+                        .to_dtype(DType::F32)?;
                     MixerWeights::Linear {
                         shape: shape.clone(),
                         input: Packed::stack(&[
@@ -139,7 +145,7 @@ impl CpuTarget {
                     }
                 }
                 (Mixer::Full, _) | (Mixer::Linear, None) => {
-                    let part = |part: &str| get(&name(&format!("self_attn.{part}.weight")));
+                    let part = |part: &str| matrix(&name(&format!("self_attn.{part}.weight")));
                     MixerWeights::Full {
                         input: Packed::stack(&[&part("q_proj")?, &part("k_proj")?, &part("v_proj")?])?,
                         query_norm: scale(&name("self_attn.q_norm.weight"))?,
@@ -152,12 +158,16 @@ impl CpuTarget {
                 input_norm: scale(&name("input_layernorm.weight"))?,
                 post_norm: scale(&name("post_attention_layernorm.weight"))?,
                 mixer,
-                gate_up: Packed::stack(&[&get(&name("mlp.gate_proj.weight"))?, &get(&name("mlp.up_proj.weight"))?])?,
-                down: Packed::stack(&[&get(&name("mlp.down_proj.weight"))?])?,
+                gate_up: Packed::stack(&[
+                    &matrix(&name("mlp.gate_proj.weight"))?,
+                    &matrix(&name("mlp.up_proj.weight"))?,
+                ])?,
+                down: Packed::stack(&[&matrix(&name("mlp.down_proj.weight"))?])?,
             });
         }
         let head = weights.head(cpu)?;
-        let mut lm_head = Packed::stack(&[&head.head])?;
+        let stored = if bf16 { DType::BF16 } else { head.head.dtype() };
+        let mut lm_head = Packed::stack(&[&head.head.to_dtype(stored)?])?;
         let norm = scale("norm.weight")?;
         let matrices = layers.iter_mut().flat_map(Layer::matrices).chain([&mut lm_head]);
         Packed::gather(matrices)?;
@@ -218,9 +228,9 @@ impl CpuTarget {
             add(&mut hidden, &mixed);
             hidden = self.settle(hidden);
             let normed = self.settle(rms_norm(&hidden, &layer.post_norm, eps));
-            let gate_up = self.settle(layer.gate_up.product(&normed));
+            let gate_up = self.settle(self.times(&layer.gate_up, &normed));
             let active = self.settle(swiglu(&gate_up, self.config.info.intermediate_size));
-            add(&mut hidden, &self.settle(layer.down.product(&active)));
+            add(&mut hidden, &self.settle(self.times(&layer.down, &active)));
             hidden = self.settle(hidden);
             if let Some(slot) = taps.iter().position(|tap| *tap == i) {
                 for (out, row) in tapped
@@ -239,7 +249,7 @@ impl CpuTarget {
         let rows = hidden.len() / self.norm.len();
         let normed = self.settle(rms_norm(hidden, &self.norm, self.eps()));
         Tensor::from_vec(
-            self.lm_head.product(&normed).into_vec(),
+            self.times(&self.lm_head, &normed).into_vec(),
             (rows, self.lm_head.width()),
             &Device::Cpu,
         )
@@ -260,6 +270,15 @@ impl CpuTarget {
         self.config.info.rms_norm_eps as f32
     }
 
+    /// x W^T; with `bf16` in the processor's BF16 arithmetic, where it has one.
+    fn times(&self, matrix: &Packed, x: &[f32]) -> Buffer {
+        if self.bf16 {
+            joined_rounded(&[matrix], View::new(x, matrix.depth()))
+        } else {
+            matrix.product(x)
+        }
+    }
+
     /// Rounds to bf16 what a bf16 model would store as such.
     fn settle(&self, mut x: Buffer) -> Buffer {
         if self.bf16 {
@@ -268,7 +287,7 @@ impl CpuTarget {
             let (pieces, rest) = x.split_at_mut(whole);
             let round = |_: usize, piece: &mut [f32]| {
                 for x in piece {
-                    *x = half::bf16::from_f32(*x).to_f32();
+                    *x = f32::from_bits(nearest(*x) << 16);
                 }
             };
             each_row(pieces, SETTLED, round);
@@ -294,7 +313,7 @@ impl CpuTarget {
             self.config.num_heads,
         );
         let (group, half) = (heads / kv_heads, self.config.rotary_dim / 2);
-        let projected = self.settle(input.product(x));
+        let projected = self.settle(self.times(input, x));
         let stride = input.width();
         let rows = projected.len() / stride;
         // query rows of a head: D of query, then with an output gate D of gate
@@ -356,7 +375,7 @@ impl CpuTarget {
                 }
             }
         });
-        self.settle(output.product(&self.settle(flat)))
+        self.settle(self.times(output, &self.settle(flat)))
     }
 
     fn delta_net(
@@ -386,7 +405,7 @@ impl CpuTarget {
             shape.value_dim,
         );
         let eps = self.eps();
-        let projected = self.settle(input.product(x));
+        let projected = self.settle(self.times(input, x));
         let stride = input.width();
         let rows = projected.len() / stride;
         let mut conv_input = Buffer::stale(tail.len() + rows * channels);
@@ -432,7 +451,7 @@ impl CpuTarget {
                 }
             }
         });
-        let mixed = self.settle(output.product(&self.settle(gated)));
+        let mixed = self.settle(self.times(output, &self.settle(gated)));
         if keep {
             *state = next;
             tail.copy_from_slice(&conv_input[rows * channels..]);

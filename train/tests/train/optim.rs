@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor, Var};
+use dflash_train::gradient::{Gradient, Gradients};
 use dflash_train::optim::{AdamW, AdamWSettings};
 
 const PLAIN: AdamWSettings = AdamWSettings {
@@ -28,6 +29,10 @@ fn gradient(offset: i64, step: i64, count: i64) -> Vec<f32> {
         .collect()
 }
 
+fn whole(values: &[f32]) -> Gradient {
+    Gradient::Whole(Tensor::new(values, &Device::Cpu).unwrap())
+}
+
 #[test]
 fn updates_equal_pytorchs_clip_decay_and_moments() {
     let text = include_str!("fixtures/adamw.json");
@@ -48,7 +53,10 @@ fn updates_equal_pytorchs_clip_decay_and_moments() {
         let step = step as i64;
         let a = Tensor::from_vec(gradient(0, step, 12), (3, 4), &Device::Cpu).unwrap();
         let b = Tensor::from_vec(gradient(5, step, 4), 4, &Device::Cpu).unwrap();
-        let grads = BTreeMap::from([("a.weight".to_owned(), a), ("b.weight".to_owned(), b)]);
+        let grads = BTreeMap::from([
+            ("a.weight".to_owned(), Gradient::Whole(a)),
+            ("b.weight".to_owned(), Gradient::Whole(b)),
+        ]);
         let update = optimizer.step(&vars, &grads, 0.01).unwrap();
         clipped += usize::from(update.clip_scale < 1.0);
         let expected = row["grad_norm"].as_f64().unwrap();
@@ -79,7 +87,7 @@ fn a_weight_of_one_moves_under_a_small_learning_rate() {
     for _ in 0..100 {
         let grads = BTreeMap::from([(
             "norm.weight".to_owned(),
-            Tensor::full(0.01f32, 1, &Device::Cpu).unwrap(),
+            Gradient::Whole(Tensor::full(0.01f32, 1, &Device::Cpu).unwrap()),
         )]);
         optimizer.step(&vars, &grads, 6e-4).unwrap();
     }
@@ -102,9 +110,9 @@ fn only_matrices_decay() {
         .zip(shapes)
         .map(|(name, shape)| ((*name).to_owned(), var(&[1.0, 1.0], shape)))
         .collect();
-    let grads: BTreeMap<String, Tensor> = vars
+    let grads: Gradients = vars
         .iter()
-        .map(|(name, var)| (name.clone(), var.zeros_like().unwrap()))
+        .map(|(name, var)| (name.clone(), Gradient::zero(name, var).unwrap()))
         .collect();
     let settings = AdamWSettings {
         weight_decay: 0.5,
@@ -124,10 +132,7 @@ fn a_gradient_that_is_not_finite_is_named_and_changes_nothing() {
             ("b".to_owned(), var(&[3.0], &[1])),
         ]);
         let mut optimizer = AdamW::new(PLAIN, &vars).unwrap();
-        let grads = BTreeMap::from([
-            ("a".to_owned(), Tensor::new(&[1.0f32, 1.0], &Device::Cpu).unwrap()),
-            ("b".to_owned(), Tensor::new(&[bad], &Device::Cpu).unwrap()),
-        ]);
+        let grads = BTreeMap::from([("a".to_owned(), whole(&[1.0, 1.0])), ("b".to_owned(), whole(&[bad]))]);
         let error = format!("{:#}", optimizer.step(&vars, &grads, 0.1).unwrap_err());
         assert!(error.contains("gradient of b is not finite"), "{error}");
         assert_eq!(values(&vars["a"]), [1.0, 2.0]);
@@ -143,7 +148,7 @@ fn missing_unexpected_and_misshapen_gradients_are_named() {
     let mut fails = |grads: &[(&str, &[usize])]| {
         let grads = grads
             .iter()
-            .map(|(name, shape)| ((*name).to_owned(), grad(shape)))
+            .map(|(name, shape)| ((*name).to_owned(), Gradient::Whole(grad(shape))))
             .collect();
         format!("{:#}", optimizer.step(&vars, &grads, 0.1).unwrap_err())
     };
@@ -165,11 +170,63 @@ fn the_number_of_threads_does_not_change_a_bit() {
             for step in 0..3 {
                 let grad = Tensor::from_vec(gradient(step, step, count as i64), count, &Device::Cpu).unwrap();
                 optimizer
-                    .step(&vars, &BTreeMap::from([("a".to_owned(), grad)]), 0.01)
+                    .step(&vars, &BTreeMap::from([("a".to_owned(), Gradient::Whole(grad))]), 0.01)
                     .unwrap();
             }
             values(&vars["a"])
         })
     };
     assert_eq!(run(1), run(4));
+}
+
+/// A table whose every row has a gradient in every step is updated as a matrix is; rows without one keep still; and a saved
+/// state goes on as if it had not been saved.
+#[test]
+fn a_table_by_rows_is_updated_where_it_is_used_and_resumes_exactly() {
+    const TABLE: &str = "candidate_selector.successor_codebook";
+    let start: Vec<f32> = (0..12).map(|i| i as f32 / 10.0 - 0.5).collect();
+    let vars = |name: &str| BTreeMap::from([(name.to_owned(), var(&start, &[4, 3]))]);
+    let rows = |ids: &[u32], step: i64| Gradient::Rows {
+        ids: ids.to_vec(),
+        values: Tensor::from_vec(gradient(0, step, 3 * ids.len() as i64), (ids.len(), 3), &Device::Cpu).unwrap(),
+    };
+    let (table, matrix) = (vars(TABLE), vars("other"));
+    let (mut by_rows, mut by_matrix) = (AdamW::new(PLAIN, &table).unwrap(), AdamW::new(PLAIN, &matrix).unwrap());
+    for step in 0..3 {
+        let grad = rows(&[0, 1, 2, 3], step);
+        let same = Gradient::Whole(grad.values().clone());
+        by_rows
+            .step(&table, &BTreeMap::from([(TABLE.to_owned(), grad)]), 0.01)
+            .unwrap();
+        by_matrix
+            .step(&matrix, &BTreeMap::from([("other".to_owned(), same)]), 0.01)
+            .unwrap();
+    }
+    assert_eq!(values(&table[TABLE]), values(&matrix["other"]));
+
+    let table = vars(TABLE);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("adamw.safetensors");
+    let mut optimizer = AdamW::new(PLAIN, &table).unwrap();
+    let step = |optimizer: &mut AdamW, vars: &BTreeMap<String, Var>, ids: &[u32], step| {
+        optimizer
+            .step(vars, &BTreeMap::from([(TABLE.to_owned(), rows(ids, step))]), 0.01)
+            .unwrap();
+    };
+    step(&mut optimizer, &table, &[1, 3], 0);
+    step(&mut optimizer, &table, &[], 1);
+    assert_eq!(values(&table[TABLE])[6..9], start[6..9]);
+    assert_ne!(values(&table[TABLE])[9..], start[9..]);
+    optimizer.save(&path).unwrap();
+    let copy = BTreeMap::from([(TABLE.to_owned(), var(&values(&table[TABLE]), &[4, 3]))]);
+    let mut resumed = AdamW::new(PLAIN, &copy).unwrap();
+    resumed.load(&path, 2).unwrap();
+    step(&mut optimizer, &table, &[0, 3], 2);
+    step(&mut resumed, &copy, &[0, 3], 2);
+    assert_eq!(values(&table[TABLE]), values(&copy[TABLE]));
+
+    let error = optimizer
+        .step(&table, &BTreeMap::from([(TABLE.to_owned(), rows(&[4], 3))]), 0.01)
+        .unwrap_err();
+    assert!(format!("{error:#}").contains(TABLE), "{error:#}");
 }

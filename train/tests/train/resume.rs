@@ -10,12 +10,12 @@ use dflash_train::checkpoint::{self, Progress};
 use dflash_train::config::RunConfig;
 use dflash_train::config_file;
 use dflash_train::fit::{Ending, Job, fit};
+use dflash_train::gradient::{Gradient, Gradients};
 use dflash_train::loss::StepSums;
 use dflash_train::metrics::Validation;
 use dflash_train::optim::{AdamW, AdamWSettings};
 use dflash_train::progress::Display;
 use dflash_train::signals::StopFlag;
-use dflash_train::step::Gradients;
 
 const STEPS: u64 = 20;
 const STEPS_AN_EPOCH: u64 = 6;
@@ -57,7 +57,7 @@ fn gradients(vars: &BTreeMap<String, Var>, batch: (u64, u64)) -> Result<(StepSum
     for (name, var) in vars {
         let difference = (var.as_tensor() - point as f64 / 11.0)?;
         loss += f64::from(difference.sqr()?.sum_all()?.to_scalar::<f32>()?);
-        grads.insert(name.clone(), (difference * 2.0)?);
+        grads.insert(name.clone(), Gradient::Whole((difference * 2.0)?));
     }
     let sums = StepSums {
         base_loss: loss,
