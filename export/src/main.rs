@@ -6,5 +6,6 @@ use clap::Parser;
 use dflash_export::cli::{Cli, run};
 
 fn main() -> ExitCode {
+    dflash_model::leave_threads_to_rayon();
     run(Cli::parse())
 }

@@ -9,6 +9,7 @@
 mod awake;
 mod blocks;
 mod buffer;
+mod candle_threads;
 pub mod device;
 pub mod drafter;
 pub mod drafter_config;
@@ -28,6 +29,7 @@ pub mod walk;
 
 pub use awake::with_threads_awake;
 pub use blocks::{Block, Blocks};
+pub use candle_threads::leave_threads_to_rayon;
 pub use drafter::Drafter;
 pub use drafter_config::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig};
 pub use drafting::{DraftSession, Drafting, Proposal, ProposalSlot, Sampling};

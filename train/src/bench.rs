@@ -301,11 +301,23 @@ impl Batch {
             blocks: blocks(config.block_size, &tokens, &rows),
             taps: normal(11, context, config.target_layer_ids.len() * h, 0.5)?,
             head: TargetHead {
-                embed: normal(12, v, h, 0.02)?.to_dtype(DType::BF16)?,
-                head: normal(13, v, h, 0.02)?.to_dtype(DType::BF16)?,
+                embed: random_halves(12, v, h)?,
+                head: random_halves(13, v, h)?,
             },
         })
     }
+}
+
+/// A BF16 matrix, made some rows at a time: its f32 form would be the most memory that the benchmark ever holds.
+fn random_halves(seed: u64, rows: usize, columns: usize) -> candle_core::Result<Tensor> {
+    const PIECE: usize = 1 << 12;
+    let piece = |first: usize| {
+        let count = PIECE.min(rows - first);
+        let values = init::normal(seed + ((first as u64) << 8), count * columns, 0.02);
+        Tensor::from_vec(values, (count, columns), &Device::Cpu)?.to_dtype(DType::BF16)
+    };
+    let pieces: Vec<Tensor> = (0..rows).step_by(PIECE).map(piece).collect::<Result<_, _>>()?;
+    Tensor::cat(&pieces, 0)
 }
 
 /// Blocks at `rows` of one sample, every slot but the anchor's supervised.

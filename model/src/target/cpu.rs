@@ -10,18 +10,16 @@ use super::attention::KvCache;
 use super::config::{GateActivation, LinearConfig, Mixer, TargetConfig};
 use super::kernels::{
     Heads, NormAndRotate, RmsNormRow, SigmoidGateInPlace, SigmoidGateRow, SiluGateInPlace, add, conv_silu, each_row,
-    rms_norm, rope_table, sigmoid, softplus, swiglu, wide,
+    rms_norm, rope_table, round_to_halves, sigmoid, softplus, swiglu, wide,
 };
 use super::small_matmul::Matrix;
 use super::weights::{Weights, layer_prefix};
 use super::{Session, Target, TargetHead, TargetInfo, check_taps, check_tokens, cpu_session, delta};
 use crate::buffer::Buffer;
-use crate::packed::{Packed, View, joined_rounded, nearest};
+use crate::packed::{Packed, View, joined_rounded};
 
 /// Rows of one pass; longer inputs are fed piece by piece, which bounds memory and stays in cache.
 const SEGMENT: usize = 512;
-/// Numbers that one thread rounds to bf16 at a time.
-const SETTLED: usize = 1024;
 
 /// A target whose forward pass runs on this machine's CPU.
 pub(crate) struct CpuTarget {
@@ -282,16 +280,7 @@ impl CpuTarget {
     /// Rounds to bf16 what a bf16 model would store as such.
     fn settle(&self, mut x: Buffer) -> Buffer {
         if self.bf16 {
-            // pieces of one size, and what is left over: a row must be rounded the same whatever rows are beside it
-            let whole = x.len() - x.len() % SETTLED;
-            let (pieces, rest) = x.split_at_mut(whole);
-            let round = |_: usize, piece: &mut [f32]| {
-                for x in piece {
-                    *x = f32::from_bits(nearest(*x) << 16);
-                }
-            };
-            each_row(pieces, SETTLED, round);
-            round(0, rest);
+            round_to_halves(&mut x);
         }
         x
     }

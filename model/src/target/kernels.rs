@@ -12,6 +12,8 @@ use rayon::prelude::*;
 
 use crate::awake::awake;
 use crate::buffer::Buffer;
+use crate::packed::nearest;
+use crate::simd::vectorised;
 
 /// A loop that [`wide`] runs. A type rather than a closure or a function value: `run` is called by its name and so is
 /// inlined into the function that is compiled for the wide unit; a closure's body may stay outside, compiled for any x86.
@@ -50,6 +52,26 @@ pub(crate) fn each_row(out: &mut [f32], width: usize, row: impl Fn(usize, &mut [
                 .for_each(|(i, out)| row(chunk * grain + i, out));
         });
     }
+}
+
+/// Rounds to the nearest BF16 numbers.
+pub(crate) fn round_to_halves(x: &mut [f32]) {
+    /// Numbers that one thread rounds at a time.
+    const PIECE: usize = 1024;
+    let round = |_: usize, piece: &mut [f32]| {
+        vectorised(
+            #[inline(always)]
+            || {
+                for x in piece.iter_mut() {
+                    *x = f32::from_bits(nearest(*x) << 16);
+                }
+            },
+        );
+    };
+    // pieces of one size, and what is left over
+    let (pieces, rest) = x.split_at_mut(x.len() - x.len() % PIECE);
+    each_row(pieces, PIECE, round);
+    round(0, rest);
 }
 
 /// Below this many output floats a thread hand-over costs more than it saves.
