@@ -212,13 +212,16 @@ impl StripRows for HalfRows {
     #[inline(always)]
     fn pair<S: Simd>(simd: S, words: &[u32], row: usize, v: usize) -> [S::f32s; 2] {
         let (vectors, _) = S::as_simd_u32s(words);
-        [v, STRIP / 2 / S::F32_LANES + v].map(|v| {
-            simd.transmute_f32s_u32s(if row == 0 {
-                simd.wrapping_dyn_shl_u32s(vectors[v], simd.splat_u32s(16))
-            } else {
-                simd.and_u32s(vectors[v], simd.splat_u32s(0xffff_0000))
-            })
-        })
+        let (a, b) = (vectors[v], vectors[STRIP / 2 / S::F32_LANES + v]);
+        // no closure: one that is not inlined would leave the function compiled for the wide unit
+        let (a, b) = if row == 0 {
+            let by = simd.splat_u32s(16);
+            (simd.wrapping_dyn_shl_u32s(a, by), simd.wrapping_dyn_shl_u32s(b, by))
+        } else {
+            let high = simd.splat_u32s(0xffff_0000);
+            (simd.and_u32s(a, high), simd.and_u32s(b, high))
+        };
+        [simd.transmute_f32s_u32s(a), simd.transmute_f32s_u32s(b)]
     }
 }
 
@@ -342,7 +345,10 @@ fn accumulate<S: Simd, R: StripRows, const M: usize, const N: usize>(
                 fetch(ahead.wrapping_add(line * STRIP / R::ROWS));
             }
         }
-        let words = strips.map(|strip| &strip[i * STRIP..(i + 1) * STRIP]);
+        let mut words = strips;
+        for s in 0..N {
+            words[s] = &strips[s][i * STRIP..(i + 1) * STRIP];
+        }
         for row in 0..R::ROWS {
             multiply::<S, R, M, N>(simd, words, row, v, &x[row * M..], &mut sums);
         }
@@ -364,7 +370,10 @@ fn multiply<S: Simd, R: StripRows, const M: usize, const N: usize>(
     x: &[f32],
     sums: &mut [[[S::f32s; 2]; N]; M],
 ) {
-    let w = words.map(|words| R::pair(simd, words, row, v));
+    let mut w = [[simd.splat_f32s(0.0); 2]; N];
+    for s in 0..N {
+        w[s] = R::pair(simd, words[s], row, v);
+    }
     for r in 0..M {
         let x = simd.splat_f32s(x[r]);
         for s in 0..N {

@@ -133,3 +133,66 @@ impl Packed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::packed::joined_rounded;
+
+    fn values(count: usize, salt: usize) -> Vec<f32> {
+        (0..count)
+            .map(|i| (((i + salt) * 2_654_435_761) % 2003) as f32 / 1001.0 - 1.0)
+            .collect()
+    }
+
+    fn turned(values: &[f32], columns: usize) -> Vec<f32> {
+        let rows = values.len() / columns;
+        (0..values.len())
+            .map(|i| values[i % rows * columns + i / rows])
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_rounded_product_is_exact_but_for_its_sum_and_the_same_bits_row_by_row_and_either_way_round(
+            rows in 1usize..30, n in 1usize..150, k in 1usize..70,
+        ) {
+            let (x, w) = (values(rows * k, 11), values(n * k, 3));
+            let packed = Packed::rounded(View::new(&w, k));
+            let all = joined_rounded(&[&packed], View::new(&x, k));
+            let half = |x: f32| f64::from(half::bf16::from_f32(x).to_f32());
+            for r in 0..rows {
+                for c in 0..n {
+                    let exact: f64 = (0..k).map(|i| half(x[r * k + i]) * half(w[c * k + i])).sum();
+                    prop_assert!((f64::from(all[r * n + c]) - exact).abs() < 1e-4, "{r} {c}");
+                }
+                let alone = joined_rounded(&[&packed], View::new(&x[r * k..][..k], k));
+                prop_assert_eq!(&alone[..], &all[r * n..][..n]);
+            }
+            let (x, w) = (turned(&x, k), turned(&w, k));
+            let packed = Packed::rounded(View::new(&w, n).transposed());
+            prop_assert_eq!(&joined_rounded(&[&packed], View::new(&x, rows).transposed())[..], &all[..]);
+        }
+    }
+
+    #[test]
+    fn rounding_is_that_of_the_half_crate() {
+        let edges = [
+            0.0,
+            -0.0,
+            1.0,
+            1.003_906_2,
+            3.4e38,
+            f32::MAX,
+            f32::INFINITY,
+            1e-40,
+            f32::MIN_POSITIVE,
+        ];
+        for x in edges.into_iter().chain(values(5000, 7)).flat_map(|x| [x, -x, x * 1e-3]) {
+            assert_eq!(nearest(x), u32::from(half::bf16::from_f32(x).to_bits()), "{x}");
+        }
+        assert!(f32::from_bits(nearest(f32::from_bits(0x7f80_0001)) << 16).is_nan());
+    }
+}
