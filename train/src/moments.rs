@@ -62,6 +62,19 @@ impl RowMoments {
         self.first.resize(count, 0.0);
         self.second.resize(count, 0.0);
     }
+
+    /// Updates the rows `ids`, which have moments, of the table `weights`.
+    fn update(&mut self, ids: &[u32], weights: &mut [f32], grads: &[f32], rates: Rates) {
+        let columns = self.columns;
+        for (id, grads) in ids.iter().zip(grads.chunks_exact(columns)) {
+            let (row, place) = (*id as usize * columns, self.places[*id as usize] as usize * columns);
+            let (first, second) = (
+                &mut self.first[place..][..columns],
+                &mut self.second[place..][..columns],
+            );
+            update_chunk(&mut weights[row..][..columns], grads, first, second, rates);
+        }
+    }
 }
 
 /// The scalars of one parameter's update.
@@ -127,15 +140,21 @@ impl Moments {
         let values = grad.values().contiguous()?;
         match (self, grad) {
             (Self::Host { first, second }, Gradient::Whole(_)) => {
-                let moments = Mutex::new((first.as_mut_slice(), second.as_mut_slice()));
-                var.as_tensor().inplace_op2(&values, &FusedUpdate { moments, rates })?;
+                // one pass over parameter, gradient and both moments
+                let update = HostUpdate(Mutex::new(|weights: &mut [f32], grads: &[f32]| {
+                    weights
+                        .par_chunks_mut(CHUNK)
+                        .zip(grads.par_chunks(CHUNK))
+                        .zip(first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK)))
+                        .for_each(|((w, g), (m, v))| update_chunk(w, g, m, v, rates));
+                }));
+                var.as_tensor().inplace_op2(&values, &update)?;
             }
             (Self::Rows(moments), Gradient::Rows { ids, .. }) => {
                 moments.reach(ids);
                 if !ids.is_empty() {
-                    let moments = Mutex::new(moments);
-                    var.as_tensor()
-                        .inplace_op2(&values, &RowUpdate { moments, ids, rates })?;
+                    let update = |weights: &mut [f32], grads: &[f32]| moments.update(ids, weights, grads, rates);
+                    var.as_tensor().inplace_op2(&values, &HostUpdate(Mutex::new(update)))?;
                 }
             }
             (Self::Device { first, second }, Gradient::Whole(_)) => {
@@ -232,13 +251,10 @@ impl Moments {
     }
 }
 
-/// The host update: one pass over parameter, gradient and both moments.
-struct FusedUpdate<'m> {
-    moments: Mutex<(&'m mut [f32], &'m mut [f32])>,
-    rates: Rates,
-}
+/// A host update: gets the parameter's numbers and the gradient's.
+struct HostUpdate<F>(Mutex<F>);
 
-impl InplaceOp2 for FusedUpdate<'_> {
+impl<F: FnMut(&mut [f32], &[f32])> InplaceOp2 for HostUpdate<F> {
     fn name(&self) -> &'static str {
         "adamw"
     }
@@ -252,57 +268,10 @@ impl InplaceOp2 for FusedUpdate<'_> {
     ) -> candle_core::Result<()> {
         let grads = f32_values(grads, grad_layout)?;
         let weights = weights_of(weights, weight_layout)?;
-        let Ok(mut moments) = self.moments.lock() else {
+        let Ok(mut update) = self.0.lock() else {
             candle_core::bail!("adamw: an earlier update panicked")
         };
-        let (first, second) = &mut *moments;
-        let rates = self.rates;
-        weights
-            .par_chunks_mut(CHUNK)
-            .zip(grads.par_chunks(CHUNK))
-            .zip(first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK)))
-            .for_each(|((w, g), (m, v))| update_chunk(w, g, m, v, rates));
-        Ok(())
-    }
-}
-
-/// The update of some rows of a table.
-struct RowUpdate<'m> {
-    moments: Mutex<&'m mut RowMoments>,
-    ids: &'m [u32],
-    rates: Rates,
-}
-
-impl InplaceOp2 for RowUpdate<'_> {
-    fn name(&self) -> &'static str {
-        "adamw"
-    }
-
-    fn cpu_fwd(
-        &self,
-        weights: &mut CpuStorage,
-        weight_layout: &Layout,
-        grads: &CpuStorage,
-        grad_layout: &Layout,
-    ) -> candle_core::Result<()> {
-        let grads = f32_values(grads, grad_layout)?;
-        let weights = weights_of(weights, weight_layout)?;
-        let Ok(mut moments) = self.moments.lock() else {
-            candle_core::bail!("adamw: an earlier update panicked")
-        };
-        let RowMoments {
-            columns,
-            places,
-            first,
-            second,
-            ..
-        } = &mut **moments;
-        for (id, grads) in self.ids.iter().zip(grads.chunks_exact(*columns)) {
-            let (row, place) = (*id as usize * *columns, places[*id as usize] as usize * *columns);
-            let weights = &mut weights[row..][..*columns];
-            let (first, second) = (&mut first[place..][..*columns], &mut second[place..][..*columns]);
-            update_chunk(weights, grads, first, second, self.rates);
-        }
+        update(weights, grads);
         Ok(())
     }
 }

@@ -347,6 +347,14 @@ mod tests {
         },
     ];
 
+    fn same(a: &CrossEntropy, b: &CrossEntropy) {
+        assert_eq!(a.top, b.top);
+        assert!(distance(&a.hidden_gradient, &b.hidden_gradient) < 1e-5);
+        for (a, b) in a.losses.iter().zip(&b.losses) {
+            assert!((a - b).abs() < 1e-4, "{a} {b}");
+        }
+    }
+
     #[test]
     fn equals_its_composed_twin() {
         let (hidden, head) = (tensor(1, &[45, 12]), tensor(2, &[300, 12]));
@@ -355,11 +363,7 @@ mod tests {
         for shape in SHAPES {
             let a = linear_cross_entropy(&hidden, &head, &labels, &weights, shape, 5, Compute::F32).unwrap();
             let b = composed(&hidden, &head, &labels, &weights, shape, 5).unwrap();
-            assert_eq!(a.top, b.top);
-            assert!(distance(&a.hidden_gradient, &b.hidden_gradient) < 1e-5);
-            for (a, b) in a.losses.iter().zip(&b.losses) {
-                assert!((a - b).abs() < 1e-4, "{a} {b}");
-            }
+            same(&a, &b);
         }
     }
 
@@ -373,11 +377,7 @@ mod tests {
             let b = composed(&hidden, &head, &labels, &weights, shape, 5).unwrap();
             for tile in [(1, 1), (7, 64), (45, 299), (64, 300)] {
                 let a = tiled(&hidden, &head, &labels, &weights, shape, 5, Compute::F32, tile).unwrap();
-                assert_eq!(a.top, b.top);
-                assert!(distance(&a.hidden_gradient, &b.hidden_gradient) < 1e-5);
-                for (a, b) in a.losses.iter().zip(&b.losses) {
-                    assert!((a - b).abs() < 1e-4, "{a} {b}");
-                }
+                same(&a, &b);
             }
         }
     }

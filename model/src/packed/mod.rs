@@ -406,7 +406,7 @@ mod tests {
 
     use super::*;
 
-    fn values(count: usize, salt: usize) -> Vec<f32> {
+    pub(super) fn values(count: usize, salt: usize) -> Vec<f32> {
         (0..count)
             .map(|i| (((i + salt) * 2_654_435_761) % 2003) as f32 / 1001.0 - 1.0)
             .collect()

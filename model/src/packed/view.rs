@@ -140,12 +140,7 @@ mod tests {
 
     use super::*;
     use crate::packed::joined_rounded;
-
-    fn values(count: usize, salt: usize) -> Vec<f32> {
-        (0..count)
-            .map(|i| (((i + salt) * 2_654_435_761) % 2003) as f32 / 1001.0 - 1.0)
-            .collect()
-    }
+    use crate::packed::tests::values;
 
     fn turned(values: &[f32], columns: usize) -> Vec<f32> {
         let rows = values.len() / columns;
