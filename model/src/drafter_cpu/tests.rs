@@ -127,6 +127,10 @@ fn drawing(seed: u64, propose: impl FnOnce(&mut Sampling<'_>) -> Result<Proposal
     })
 }
 
+/// How far rounding may part the two forms, relative. Random weights make some drafters ill-conditioned: of 3,000 the
+/// worst was 1.5e-5 apart, one in 500 was past 1e-5.
+const ROUNDING: f64 = 1e-4;
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
@@ -155,9 +159,9 @@ proptest! {
                 let (twin_hidden, twin_logits) = bound.slots(&context, anchor, width).unwrap();
                 let flat = |x: &Tensor| x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
                 let off = distance(&hidden, &flat(&twin_hidden));
-                prop_assert!(off <= 1e-5, "hidden off by {off:e}");
+                prop_assert!(off <= ROUNDING, "hidden off by {off:e}");
                 let off = distance(&logits, &flat(&twin_logits));
-                prop_assert!(off <= 1e-5, "logits off by {off:e}");
+                prop_assert!(off <= ROUNDING, "logits off by {off:e}");
                 prop_assert_eq!(&fast.hidden(anchor, width).unwrap()[..], &hidden[..], "a second time");
                 // the walk alone, from the twin's own numbers, and then the whole proposal
                 let flat = (flat(&twin_hidden), flat(&twin_logits));
@@ -168,7 +172,7 @@ proptest! {
                 let walked = drawing(seed, |sampling| slices.walk(&flat.0, &flat.1, anchor, sampling)).unwrap();
                 same(&walked, &drawn, 1e-6)?;
                 let proposed = drawing(seed, |sampling| fast.propose(anchor, width, sampling)).unwrap();
-                same(&proposed, &drawn, 1e-5)?;
+                same(&proposed, &drawn, ROUNDING as f32)?;
             }
         }
     }
