@@ -251,7 +251,6 @@ fn product<S: Simd, R: StripRows>(
                 3 => tile::<S, R, 3, 2>(simd, [a, b], x, out, column, resume),
                 4 if S::REGISTER_COUNT >= 32 => tile::<S, R, 4, 2>(simd, [a, b], x, out, column, resume),
                 5 if S::REGISTER_COUNT >= 32 => tile::<S, R, 5, 2>(simd, [a, b], x, out, column, resume),
-                6 if S::REGISTER_COUNT >= 32 => tile::<S, R, 6, 2>(simd, [a, b], x, out, column, resume),
                 _ => {
                     for (strip, at) in [(a, column), (b, column + STRIP)] {
                         one_strip::<S, R>(simd, strip, x, out, at, resume);
