@@ -2,6 +2,8 @@
 # Speed, each figure beside its peer in one run on this machine.
 #   scripts/bench.sh decode [DRAFTER]     DRAFTER: a drafter of the demo target [runs/demo/final]
 #   scripts/bench.sh step                 training steps beside speculators'
+#   scripts/bench.sh scaling              one training step by blocks, and by context with and without a window
+#   scripts/bench.sh ops                  each training operation alone, beside its last run
 #   scripts/bench.sh capture              prompt passes and decoding beside transformers'
 # decode: 1. transformers and ours, plain, on the demo target; 2. plain against speculative decoding of held-out prompts, fixed
 # and automatic width; 3. a target of the 0.8B shape (random weights): cost of verification by rows, and the speed-up that
@@ -50,8 +52,8 @@ step() { # SHAPE ALGO DTYPE REPEATS
   [ "$3" = f32 ] && "$built/dflash-train" bench step --shape "$1" --algo "$2" --peer "$work/dump" --repeats 1
   rm -rf "$work/dump"
   for _ in 1 2; do
-    "$built/dflash-train" bench step --shape "$1" --algo "$2" --dtype "$3" --repeats "$4" --json | tee /dev/stderr | note "$what" ours slots_per_s peak_rss_mb slots/s
-    "$python" scripts/bench/speculators_step.py --shape "$1" --algo "$2" --dtype "$3" --repeats "$4" | tee /dev/stderr | note "$what" peer slots_per_s peak_rss_mb slots/s
+    "$built/dflash-train" bench step --shape "$1" --algo "$2" --dtype "$3" --repeats "$4" --json | tee >(cat >&2) | note "$what" ours slots_per_s peak_rss_mb slots/s
+    "$python" scripts/bench/speculators_step.py --shape "$1" --algo "$2" --dtype "$3" --repeats "$4" | tee >(cat >&2) | note "$what" peer slots_per_s peak_rss_mb slots/s
   done
 }
 
@@ -94,10 +96,13 @@ for block in ["8", "5", "4", "3", "auto"]:
     print(f"speculative against plain, block {block}: {at('block-' + block)['speedup']:.2f} times")
 PY
   [ "$big" = 1 ] || return 0
-  echo "== 0.8B shape, random weights in BF16, f32 arithmetic, $threads threads"
+  echo "== 0.8B shape, random weights in BF16, $threads threads"
   big_target
   load
-  "$built/dflash-eval" speed --target "$work/08b" --contexts 128 --rows 8 --quiet
+  for dtype in f32 bf16; do
+    echo "-- $dtype arithmetic"
+    "$built/dflash-eval" speed --target "$work/08b" --dtype $dtype --contexts 128 --rows 8 --quiet
+  done
   "$built/dflash-eval" sweep --target "$work/08b" --prompts $prompts --limit 2 --max-new 48 --scripted 0.8 --blocks 2,4,6,8 --quiet
   load
 }
@@ -123,6 +128,22 @@ step)
   fi
   table
   ;;
+scaling)
+  prepare
+  load
+  echo "blocks  context  window  s a step  memory, MB"
+  for size in "16 2048" "32 2048" "64 2048" "128 2048" "32 512" "32 1024" "32 4096" "32 512 256" "32 1024 256" "32 2048 256" "32 4096 256"; do
+    read -r anchors context window <<<"$size"
+    "$built/dflash-train" bench step --shape small --algo dflash2 --anchors "$anchors" --context "$context" ${window:+--window "$window"} \
+      --repeats 5 --json >"$work/step.json"
+    "$python" -c 'import json, sys
+line = json.load(open(sys.argv[1]))
+print("{anchors:6} {context:8} {0:>7} {step_s:9.3f} {peak_rss_mb:8}".format(line["window"] or "none", **line))' "$work/step.json"
+  done
+  ;;
+ops)
+  RAYON_NUM_THREADS=$threads cargo bench --locked --workspace --bench ops
+  ;;
 capture)
   prepare
   load
@@ -136,7 +157,7 @@ capture)
   table
   ;;
 *)
-  sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,18s/^# \{0,1\}//p' "$0" >&2
   exit 2
   ;;
 esac

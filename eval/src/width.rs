@@ -12,6 +12,10 @@ use crate::speculate::Round;
 const MEMORY: usize = 9;
 /// Times of a width that are taken before its cost is believed.
 const TRIALS: usize = 2;
+/// Rounds before any is timed: the first ones find caches cold, and a width tried then would look dear for good.
+const WARM_UP: usize = 16;
+/// Rounds after which a width that was not used is timed again, if drafting pays at all.
+const STALE: usize = 300;
 /// What a round's outcome keeps of its weight in a slot's history with each later round: the last hundred rounds count.
 const FADE: f64 = 0.99;
 /// The same for all slots together: about the last three rounds count. On the demo's 8,700 rounds, costs as measured on two
@@ -67,6 +71,9 @@ impl Width {
 pub struct AutoWidth {
     /// Last times of every width 0..=most, seconds.
     times: Vec<Vec<f64>>,
+    /// Rounds so far, and which of them last timed each width.
+    rounds: usize,
+    timed: Vec<usize>,
     /// Faded rounds that drafted i and had drafts 1..i-1 stand; and those of them whose draft i stood. i = 1..=most.
     reached: Vec<f64>,
     stood: Vec<f64>,
@@ -84,6 +91,8 @@ impl AutoWidth {
     pub fn new(most: usize) -> Self {
         Self {
             times: vec![Vec::new(); most + 1],
+            rounds: 0,
+            timed: vec![0; most + 1],
             reached: vec![0.; most],
             stood: vec![0.; most],
             recent: (0., 0.),
@@ -127,12 +136,16 @@ impl AutoWidth {
     }
 
     fn learn(&mut self, round: &Round, seconds: f64) {
-        // a block narrowed by the budget is still a block of that width
-        let times = &mut self.times[round.drafted];
-        if times.len() == MEMORY {
-            times.remove(0);
+        self.rounds += 1;
+        if self.rounds > WARM_UP {
+            // a block narrowed by the budget is still a block of that width
+            let times = &mut self.times[round.drafted];
+            if times.len() == MEMORY {
+                times.remove(0);
+            }
+            times.push(seconds);
+            self.timed[round.drafted] = self.rounds;
         }
-        times.push(seconds);
         if round.drafted > 0 {
             self.recent = (self.recent.0 * RECENT_FADE, self.recent.1 * RECENT_FADE);
             for value in self.reached.iter_mut().chain(&mut self.stood) {
@@ -160,7 +173,8 @@ impl AutoWidth {
         let width = best(0);
         if width > 0 {
             (self.since, self.vain) = (0, 0);
-            return width;
+            let stale = self.schedule().find(|&w| self.rounds - self.timed[w] > STALE);
+            return stale.unwrap_or(width);
         }
         if drafted > 0 {
             (self.since, self.vain) = (0, self.vain + 1);
@@ -298,7 +312,10 @@ mod tests {
     fn drafting_comes_back_when_it_pays_again() {
         let mut auto = AutoWidth::new(7);
         let widths = simulate(&mut auto, 300, 0.0, 1.3, 0.05, 4);
-        assert_eq!(*widths.last().unwrap(), 0);
+        assert!(
+            widths[200..].iter().filter(|width| **width > 0).count() < 8,
+            "{widths:?}"
+        );
         let widths = simulate(&mut auto, 2000, 0.95, 1.3, 0.05, 5);
         assert_eq!(most_used(&widths[1000..]), 7, "{widths:?}");
     }

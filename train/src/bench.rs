@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use crate::config::{Algorithm, Precision};
 use crate::failure::{Blame, Failure};
+use crate::flops;
 use crate::gradient::{Gradient, Gradients};
 use crate::loss::{LossSettings, total_weight};
 use crate::optim::{AdamW, AdamWSettings};
@@ -47,6 +48,9 @@ pub struct StepArguments {
     /// Blocks [default: the shape's].
     #[arg(long, value_name = "BLOCKS")]
     pub anchors: Option<usize>,
+    /// Sliding window of every layer, in tokens [default: none].
+    #[arg(long, value_name = "TOKENS")]
+    pub window: Option<usize>,
     /// CPU threads [default: all].
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -103,6 +107,8 @@ pub struct StepReport {
     pub context: usize,
     /// Blocks, N.
     pub anchors: usize,
+    /// Sliding window, tokens.
+    pub window: Option<usize>,
     /// CPU threads.
     pub threads: usize,
     /// Trained numbers.
@@ -117,6 +123,10 @@ pub struct StepReport {
     pub step_s: f64,
     /// Supervised slots a second.
     pub slots_per_s: f64,
+    /// Floating-point operations of the step's products with weights a second, by its whole time, in 1e9.
+    pub step_gflops: f64,
+    /// The same of one large product in the compute type, in this run.
+    pub product_gflops: f64,
     /// Most memory that the process held, MB; null where the system does not tell.
     pub peak_rss_mb: Option<u64>,
     /// Largest relative distance of a gradient from the peer's; null without `--peer`.
@@ -204,6 +214,7 @@ fn timed(
         }
     }
     let step_s = median(both);
+    let product_gflops = flops::product_rate(arguments.dtype.compute())? / 1e9;
     Ok(StepReport {
         trainer: "dflash-train".into(),
         algo: arguments.algo,
@@ -211,6 +222,7 @@ fn timed(
         dtype: arguments.dtype,
         context,
         anchors,
+        window: arguments.window,
         threads: rayon::current_num_threads(),
         trainable: params.vars().values().map(|var| var.elem_count()).sum(),
         loss,
@@ -218,6 +230,8 @@ fn timed(
         update_s: median(update),
         step_s,
         slots_per_s: (anchors * (block_size - 1)) as f64 / step_s,
+        step_gflops: flops::of_step(config, context, anchors) / step_s / 1e9,
+        product_gflops,
         peak_rss_mb: peak_memory().map(|bytes| bytes >> 20),
         off_peer,
     })
@@ -237,9 +251,15 @@ fn shape(arguments: &StepArguments) -> Result<(DrafterConfig, usize, usize)> {
         "--anchors {anchors}: {context} context tokens have room for 1 to {} blocks of {block_size}",
         context.saturating_sub(block_size + 8)
     );
+    let block = block_size..;
+    ensure!(
+        arguments.window.is_none_or(|window| block.contains(&window)),
+        "--window {}: expected at least the block, {block_size}",
+        arguments.window.unwrap_or(0)
+    );
     let second = arguments.algo == Algorithm::Dflash2;
     let rule = LayerRule {
-        window: None,
+        window: arguments.window,
         causal: false,
     };
     let config = DrafterConfig {
@@ -462,11 +482,15 @@ pub fn table(report: &StepReport) -> String {
     });
     format!(
         "{:.4} s a step ({:.4} forward and backward, {:.4} update), {:.1} slots/s\n\
+         products with weights {:.0} GFLOP/s, {:.0} % of one large product's {:.0}\n\
          {} context tokens, {} blocks, {} trained numbers, {}, {} threads, peak memory {memory}{peer}",
         report.step_s,
         report.gradients_s,
         report.update_s,
         report.slots_per_s,
+        report.step_gflops,
+        100. * report.step_gflops / report.product_gflops,
+        report.product_gflops,
         report.context,
         report.anchors,
         report.trainable,

@@ -14,6 +14,7 @@ pub mod evaluation;
 pub mod examples;
 pub mod failure;
 pub mod fit;
+pub mod flops;
 pub mod gradient;
 pub mod inputs;
 pub mod limits;

@@ -4,6 +4,7 @@
 
 mod command;
 mod faults;
+mod golden;
 mod leak;
 mod optim;
 mod resume;
