@@ -62,6 +62,9 @@ pub struct ReplayReport {
     pub accept_cond: Vec<Option<f64>>,
     /// Rounds narrowed or cut, apart unless asked for.
     pub truncated_rounds: u64,
+    /// Whether they were asked for and are among the counted ones.
+    #[serde(default)]
+    pub include_truncated: bool,
     /// Texts replayed.
     pub texts: usize,
     /// Comparison with the generation that wrote the texts; null when they came from elsewhere.
@@ -83,10 +86,31 @@ pub struct Comparison {
     pub equal_texts: usize,
 }
 
-/// The texts of a saved report, on the prompts they were made with.
+/// What parts the drafting of a saved report from that of now: with any of it the texts can still be replayed, but other
+/// rounds are expected.
+pub fn drafting_differences(then: &Setting, now: &Setting) -> Vec<String> {
+    let selector = |setting: &Setting| if setting.without_selector { "left out" } else { "used" };
+    [
+        ("drafter (hash)", then.drafter_hash.clone(), now.drafter_hash.clone()),
+        ("selector", selector(then).into(), selector(now).into()),
+        (
+            "block",
+            then.block_size_used.to_string(),
+            now.block_size_used.to_string(),
+        ),
+        ("dtype", then.dtype.clone(), now.dtype.clone()),
+    ]
+    .into_iter()
+    .filter(|(_, then, now)| then != now)
+    .map(|(what, then, now)| format!("{what} {then}, now {now}"))
+    .collect()
+}
+
+/// The texts of a saved report, on the prompts they were made with; their rounds only where the same drafting is expected
+/// to give them again.
 ///
 /// # Errors
-/// When the report was sampled, or was made with other prompts, another drafter or another block.
+/// When the report was sampled, was made with other prompts, or holds texts that this target cannot have written.
 pub fn from_report(report: &Report, loaded: &Loaded) -> Result<Vec<Record>> {
     let (then, now) = (&report.setting, &loaded.setting);
     ensure!(
@@ -106,6 +130,12 @@ pub fn from_report(report: &Report, loaded: &Loaded) -> Result<Vec<Record>> {
     ] {
         ensure!(then == now, "{what}: it was made with {then}, found {now}");
     }
+    let comparable = drafting_differences(then, now).is_empty();
+    let (vocabulary, room) = {
+        let info = loaded.target.info();
+        (info.vocab_size, info.max_positions)
+    };
+    ensure!(!report.per_prompt.is_empty(), "per_prompt is empty: no text to replay");
     let mut answers: BTreeMap<usize, Vec<Vec<u32>>> = BTreeMap::new();
     let mut records = Vec::new();
     for result in &report.per_prompt {
@@ -123,8 +153,20 @@ pub fn from_report(report: &Report, loaded: &Loaded) -> Result<Vec<Record>> {
             result.tokens.len(),
             result.prompt_tokens
         );
+        if let Some(token) = result.tokens.iter().find(|token| **token as usize >= vocabulary) {
+            anyhow::bail!("{}: token {token}: the target's vocabulary has {vocabulary}", result.id)
+        }
+        ensure!(
+            prompt.len() + result.tokens.len() <= room,
+            "{}: {} tokens of prompt and {} of text: the target serves {room} positions",
+            result.id,
+            prompt.len(),
+            result.tokens.len()
+        );
         given.push(result.tokens.clone());
-        records.push(record(result, prompt, then));
+        let mut record = record(result, prompt, then);
+        record.rounds = record.rounds.filter(|_| comparable);
+        records.push(record);
     }
     Ok(records)
 }
@@ -275,6 +317,7 @@ fn report(tally: &Tally, texts: &[Counts], comparison: Option<Comparison>, optio
         accept_cond: counts.accept_cond(),
         histogram: counts.histogram,
         truncated_rounds: tally.truncated.rounds,
+        include_truncated: options.include_truncated,
         texts: texts.len(),
         against_generation: comparison,
         setting: options.setting.clone(),

@@ -28,6 +28,7 @@ pub fn check(materials: &Materials) -> Result<()> {
     if let Some(path) = &data.conversations {
         conversations(path, data.prompts.is_some(), config.generate.is_some())?;
     }
+    folder_to_be("run_dir", &config.run_dir)?;
     if let Some(path) = &config.taps.dir {
         folder_to_be("taps.dir", path)?;
     }

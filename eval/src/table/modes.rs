@@ -24,8 +24,15 @@ pub fn replayed(report: &ReplayReport) -> String {
     );
     let _ = writeln!(
         out,
-        "rounds            {:>9}  {} accepted; {} truncated rounds apart",
-        report.rounds, report.accepted, report.truncated_rounds
+        "rounds            {:>9}  {} accepted; {} truncated rounds {}",
+        report.rounds,
+        report.accepted,
+        report.truncated_rounds,
+        if report.include_truncated {
+            "among them"
+        } else {
+            "apart"
+        }
     );
     let joint: Vec<String> = report.accept_at_pos.iter().map(|&p| number(p, 3)).collect();
     out.push_str(&wrapped(&format!("joint acceptance by position: {}", joint.join(" "))));

@@ -242,6 +242,46 @@ fn an_output_never_replaces_an_input_or_another_output() {
     assert!(!at("both").exists());
 }
 
+/// A recording that the same drafting does not give again is a difference; one of other drafting is not compared.
+#[test]
+fn a_replay_fails_where_its_rounds_are_not_those_recorded() {
+    let room = tempfile::tempdir().unwrap();
+    let (drafter, json) = (room.path().join("drafter"), room.path().join("run.json"));
+    untrained_drafter(&drafter, 8);
+    let small = ["--limit", "2", "--max-new", "12", "--threads", "1", "--quiet"];
+    let run =
+        |command: &str, more: &[&str]| program(command, &drafter, &demo("heldout.jsonl"), &[&small, more].concat());
+    assert_eq!(code(&run("acceptance", &["--json", json.to_str().unwrap()])), 0);
+    let whole = read(&json);
+    let replayed = |change: &dyn Fn(&mut Value), more: &[&str]| {
+        let (mut report, path) = (whole.clone(), room.path().join("changed.json"));
+        change(&mut report);
+        std::fs::write(&path, report.to_string()).unwrap();
+        run("replay", &[&["--recorded", path.to_str().unwrap()], more].concat())
+    };
+    assert_eq!(code(&replayed(&|_| (), &[])), 0);
+    let other_counts = replayed(&|report| report["per_prompt"][0]["accepted"][0] = 5.into(), &[]);
+    assert_eq!(code(&other_counts), 1, "{}", stdout(&other_counts));
+    let narrower = replayed(&|_| (), &["--block", "3"]);
+    assert_eq!(code(&narrower), 0, "{}", stderr(&narrower));
+    assert!(
+        stderr(&narrower).contains("block 8, now 3") && !stdout(&narrower).contains("against generation"),
+        "{}{}",
+        stderr(&narrower),
+        stdout(&narrower)
+    );
+    let foreign_token = replayed(&|report| report["per_prompt"][1]["tokens"][0] = 99_999.into(), &[]);
+    assert_eq!(code(&foreign_token), 2);
+    assert!(stderr(&foreign_token).contains("token 99999") && stderr(&foreign_token).contains("--recorded"));
+    assert_eq!(
+        code(&replayed(
+            &|report| report["per_prompt"] = Vec::<Value>::new().into(),
+            &[]
+        )),
+        2
+    );
+}
+
 #[test]
 fn an_answered_conversation_serves_as_its_prompt() {
     let room = tempfile::tempdir().unwrap();

@@ -251,23 +251,22 @@ fn a_dflash_becomes_a_dflash2_that_drafts_the_same() {
 fn a_timed_step_reports_the_peers_fields_and_refuses_what_it_cannot_time() {
     let bench = |arguments: &[&str]| {
         Command::new(env!("CARGO_BIN_EXE_dflash-train"))
-            .args([
-                "bench",
-                "step",
-                "--shape",
-                "tiny",
-                "--repeats",
-                "1",
-                "--json",
-                "--context",
-                "64",
-            ])
+            .args(["bench", "step", "--shape", "tiny", "--repeats", "1", "--json"])
             .args(arguments)
             .output()
             .unwrap()
     };
     for algorithm in ["dflash", "dflash2"] {
-        let output = bench(&["--anchors", "2", "--algo", algorithm]);
+        let output = bench(&[
+            "--context",
+            "64",
+            "--anchors",
+            "2",
+            "--algo",
+            algorithm,
+            "--window",
+            "16",
+        ]);
         succeeded(&output);
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((&report["algo"], &report["context"]), (&algorithm.into(), &64.into()));
@@ -279,8 +278,12 @@ fn a_timed_step_reports_the_peers_fields_and_refuses_what_it_cannot_time() {
     }
     let nowhere = tempfile::tempdir().unwrap();
     for wrong in [
-        vec!["--anchors", "60"],
+        vec!["--context", "64", "--anchors", "60"],
         vec!["--anchors", "0"],
+        vec!["--context", "1000000000000"],
+        vec!["--context", "10"],
+        vec!["--window", "7"],
+        vec!["--threads", "0"],
         vec!["--anchors", "2", "--peer", nowhere.path().to_str().unwrap()],
     ] {
         assert_eq!(bench(&wrong).status.code(), Some(2), "{wrong:?}");

@@ -3,29 +3,31 @@
 //! Random weights and taps: time does not depend on them. With `--peer DIR`, what `speculators_step.py --dump DIR` wrote is
 //! read instead, and loss and gradients must equal the peer's before anything is timed.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+mod dump;
+
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use clap::{Args, ValueEnum};
+use dflash_eval::console::threads;
 use dflash_eval::speed::peak_memory;
 use dflash_model::{Block, Blocks, Codebooks, ConvConfig, Drafter, DrafterConfig, LayerRule, Params, SelectorConfig};
 use dflash_model::{TargetHead, init};
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::config::{Algorithm, Precision};
 use crate::failure::{Blame, Failure};
 use crate::flops;
-use crate::gradient::{Gradient, Gradients};
+use crate::gradient::Gradient;
 use crate::loss::{LossSettings, total_weight};
 use crate::optim::{AdamW, AdamWSettings};
 use crate::step;
+use dump::Dump;
 
-/// Largest relative distance (L2) of a gradient, and of the loss, from the peer's in f32.
-const TOLERANCE: f64 = 1e-4;
+/// Most context tokens, the positions of the shapes.
+const MOST_CONTEXT: usize = 32_768;
 
 /// What to time.
 #[derive(Debug, Clone, Args)]
@@ -52,7 +54,7 @@ pub struct StepArguments {
     #[arg(long, value_name = "TOKENS")]
     pub window: Option<usize>,
     /// CPU threads [default: all].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
     /// Weights, batch, loss and gradients that speculators_step.py --dump wrote for this shape, to be equalled first.
     #[arg(long, value_name = "DIR")]
@@ -247,9 +249,14 @@ fn shape(arguments: &StepArguments) -> Result<(DrafterConfig, usize, usize)> {
         };
     let (context, anchors) = (arguments.context.unwrap_or(t), arguments.anchors.unwrap_or(n));
     ensure!(
-        (1..=context.saturating_sub(block_size + 8)).contains(&anchors),
+        (block_size + 9..=MOST_CONTEXT).contains(&context),
+        "--context {context}: expected {} to {MOST_CONTEXT} tokens for blocks of {block_size}",
+        block_size + 9
+    );
+    ensure!(
+        (1..=context - (block_size + 8)).contains(&anchors),
         "--anchors {anchors}: {context} context tokens have room for 1 to {} blocks of {block_size}",
-        context.saturating_sub(block_size + 8)
+        context - (block_size + 8)
     );
     let block = block_size..;
     ensure!(
@@ -276,7 +283,7 @@ fn shape(arguments: &StepArguments) -> Result<(DrafterConfig, usize, usize)> {
         mask_token_id: vocab_size as u32 - 1,
         rms_norm_eps: 1e-6,
         rope_theta: 1e7,
-        max_positions: 32_768,
+        max_positions: MOST_CONTEXT,
         output_multiplier: 1.0,
         final_logit_softcapping: None,
         input_embedding_scale: 1.0,
@@ -359,113 +366,6 @@ fn blocks(block_size: usize, tokens: &[u32], rows: &[usize]) -> Blocks {
         context_positions: (0..tokens.len() as u32).collect(),
         labels: slots().map(|(row, _)| tokens.get(row).copied().unwrap_or(0)).collect(),
         supervised: slots().map(|(row, slot)| slot > 0 && row < tokens.len()).collect(),
-    }
-}
-
-/// A frozen matrix in BF16, as targets are published, if it holds only such numbers.
-fn published(matrix: Tensor) -> Result<Tensor> {
-    let halves = matrix.to_dtype(DType::BF16)?;
-    let off = (halves.to_dtype(DType::F32)? - &matrix)?.abs()?.flatten_all()?.max(0)?;
-    Ok(if off.to_scalar::<f32>()? > 0.0 { matrix } else { halves })
-}
-
-/// What `speculators_step.py --dump` wrote.
-struct Dump {
-    dir: PathBuf,
-    weights: HashMap<String, Tensor>,
-    batch: HashMap<String, Tensor>,
-}
-
-impl Dump {
-    /// Reads it and sets `params` to its weights.
-    fn read(dir: &Path, params: &Params) -> Result<Self> {
-        let load = |name: &str| {
-            let path = dir.join(name);
-            candle_core::safetensors::load(&path, &Device::Cpu).with_context(|| path.display().to_string())
-        };
-        let (weights, batch) = (load("weights.safetensors")?, load("batch.safetensors")?);
-        for name in params.vars().keys() {
-            let named = || format!("{}: weights.safetensors: {name}", dir.display());
-            let tensor = weights.get(name).with_context(named)?;
-            params.set(name, tensor).with_context(named)?;
-        }
-        Ok(Self {
-            dir: dir.to_owned(),
-            weights,
-            batch,
-        })
-    }
-
-    fn batch(&self, config: &DrafterConfig, context: usize, anchors: usize) -> Result<Batch> {
-        let find = |map: &HashMap<String, Tensor>, name: &str| {
-            map.get(name)
-                .cloned()
-                .with_context(|| format!("{}: no tensor {name}", self.dir.display()))
-        };
-        let numbers = |name: &str| -> Result<Vec<u32>> {
-            let flat = find(&self.batch, name)?.to_dtype(DType::U32)?.flatten_all()?;
-            Ok(flat.to_vec1()?)
-        };
-        let (tokens, rows) = (numbers("tokens")?, numbers("anchors")?);
-        ensure!(
-            tokens.len() == context && rows.len() == anchors,
-            "{}: {} tokens and {} anchors, expected {context} and {anchors}",
-            self.dir.display(),
-            tokens.len(),
-            rows.len()
-        );
-        let rows: Vec<usize> = rows.iter().map(|row| *row as usize).collect();
-        Ok(Batch {
-            blocks: blocks(config.block_size, &tokens, &rows),
-            taps: find(&self.batch, "taps")?.squeeze(0)?,
-            head: TargetHead {
-                embed: published(find(&self.weights, "embed_tokens.weight")?)?,
-                head: published(find(&self.weights, "verifier_lm_head.weight")?)?,
-            },
-        })
-    }
-
-    /// Largest relative distance of our gradients from the peer's, which divides by slots where we divide by weights.
-    fn distance(
-        &self,
-        loss: f64,
-        found: &Gradients,
-        params: &Params,
-        blocks: &Blocks,
-        denominator: f64,
-    ) -> Result<f64> {
-        let path = self.dir.join("grads.safetensors");
-        let theirs = candle_core::safetensors::load(&path, &Device::Cpu).with_context(|| path.display().to_string())?;
-        let slots = blocks.supervised.iter().filter(|on| **on).count() as f64;
-        let to_ours = (slots + 1e-5) / denominator;
-        let norm = |x: &Tensor| -> Result<f64> { Ok(f64::from(x.sqr()?.sum_all()?.to_scalar::<f32>()?).sqrt()) };
-        let mut worst = (0.0, String::from("loss"));
-        let path = self.dir.join("loss.json");
-        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let written: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-        let metric = &written["metrics"]["unary_loss_sum"];
-        let base = metric.as_f64().or(written["loss"].as_f64());
-        let base = base.with_context(|| format!("{}: no loss", path.display()))? * to_ours;
-        worst.0 = (loss - base).abs() / base;
-        for (name, ours) in found {
-            let Some(peers) = theirs.get(name) else {
-                bail!("{}: no gradient of {name}", self.dir.display())
-            };
-            let peers = (peers * to_ours)?;
-            let ours = ours.whole(&params.vars()[name])?;
-            let off = norm(&(ours - &peers)?)? / norm(&peers)?.max(1e-12);
-            if off > worst.0 {
-                worst = (off, name.clone());
-            }
-        }
-        ensure!(
-            worst.0 <= TOLERANCE,
-            "{}: {} is off the peer's by {:.1e} of its size, expected at most {TOLERANCE:e}; nothing was timed",
-            self.dir.display(),
-            worst.1,
-            worst.0
-        );
-        Ok(worst.0)
     }
 }
 
