@@ -131,10 +131,8 @@ pub fn from_report(report: &Report, loaded: &Loaded) -> Result<Vec<Record>> {
         ensure!(then == now, "{what}: it was made with {then}, found {now}");
     }
     let comparable = drafting_differences(then, now).is_empty();
-    let (vocabulary, room) = {
-        let info = loaded.target.info();
-        (info.vocab_size, info.max_positions)
-    };
+    let info = loaded.target.info();
+    let (vocabulary, room) = (info.vocab_size, info.max_positions);
     ensure!(!report.per_prompt.is_empty(), "per_prompt is empty: no text to replay");
     let mut answers: BTreeMap<usize, Vec<Vec<u32>>> = BTreeMap::new();
     let mut records = Vec::new();
@@ -164,28 +162,20 @@ pub fn from_report(report: &Report, loaded: &Loaded) -> Result<Vec<Record>> {
             result.tokens.len()
         );
         given.push(result.tokens.clone());
-        let mut record = record(result, prompt, then);
-        record.rounds = record.rounds.filter(|_| comparable);
-        records.push(record);
+        records.push(record(result, prompt, then.max_new, comparable));
     }
     Ok(records)
 }
 
-fn record(result: &PromptResult, prompt: Vec<u32>, setting: &Setting) -> Record {
+fn record(result: &PromptResult, prompt: Vec<u32>, max_new: usize, comparable: bool) -> Record {
+    let counts = || result.accepted.iter().copied().zip(result.drafted.iter().copied());
     Record {
         id: result.id.clone(),
         prompt,
         text: result.tokens.clone(),
         stopped: result.finish == Finish::Stop,
-        max_new: Some(setting.max_new),
-        rounds: Some(
-            result
-                .accepted
-                .iter()
-                .copied()
-                .zip(result.drafted.iter().copied())
-                .collect(),
-        ),
+        max_new: Some(max_new),
+        rounds: comparable.then(|| counts().collect()),
     }
 }
 

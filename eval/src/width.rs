@@ -3,8 +3,9 @@
 //! A round that drafts w tokens takes c(w) seconds and yields 1 + a(1) + .. + a(w) tokens, a(i) being the chance that
 //! drafts 1 to i all stand. [`AutoWidth`] measures both while it decodes and takes the w with the most tokens a second;
 //! w = 0 is plain decoding, chosen when no draft pays. Easy and hard stretches of a text alternate within a few rounds, so
-//! the last rounds say more than the average: they shift what the slots' own history says. The text does not depend on it: every width is lossless. (The idea
-//! is the reference system's; its cost is a straight line in w, ours is what each width took.)
+//! the last rounds say more than the average: they shift what the slots' own history says. The text does not depend on it:
+//! every width is lossless. (The idea is the reference system's; its cost is a straight line in w, ours is what each width
+//! took.)
 
 use crate::speculate::Round;
 

@@ -104,7 +104,8 @@ impl AdamW {
         Ok(Update { grad_norm, clip_scale })
     }
 
-    /// Writes the moments as safetensors: `{name}.exp_avg`, `{name}.exp_avg_sq`, and `{name}.rows` of a table. The caller makes the file whole.
+    /// Writes the moments as safetensors: `{name}.exp_avg`, `{name}.exp_avg_sq`, and `{name}.rows` of a table. The caller
+    /// makes the file whole.
     pub fn save(&self, path: &Path) -> Result<()> {
         let mut tensors = HashMap::new();
         for (name, moments) in &self.moments {

@@ -47,15 +47,11 @@ pub fn acceptance(report: &Report) -> String {
         "rounds            {:>9}  {} drafted, {} accepted",
         report.rounds, report.drafted, report.accepted
     );
-    let counted = if report.include_truncated {
-        "among them"
-    } else {
-        "apart"
-    };
     let _ = writeln!(
         out,
-        "  truncated       {:>9}  {counted}: narrowed by the budget or cut by a stop",
-        report.truncated_rounds
+        "  truncated       {:>9}  {}: narrowed by the budget or cut by a stop",
+        report.truncated_rounds,
+        counted(report.include_truncated)
     );
     positions(&mut out, report);
     rates(&mut out, report);
@@ -116,6 +112,11 @@ pub fn lossless(report: &LosslessReport) -> String {
         );
     }
     out
+}
+
+/// Where truncated rounds stand beside the counted ones.
+fn counted(truncated: bool) -> &'static str {
+    if truncated { "among them" } else { "apart" }
 }
 
 fn reasons(out: &mut String, drafter: &DrafterResult) {

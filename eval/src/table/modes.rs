@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{line, number, shorten, wrapped};
+use super::{counted, line, number, shorten, wrapped};
 use crate::compare::CompareReport;
 use crate::recorded::ReplayReport;
 use crate::speed::SpeedReport;
@@ -28,11 +28,7 @@ pub fn replayed(report: &ReplayReport) -> String {
         report.rounds,
         report.accepted,
         report.truncated_rounds,
-        if report.include_truncated {
-            "among them"
-        } else {
-            "apart"
-        }
+        counted(report.include_truncated)
     );
     let joint: Vec<String> = report.accept_at_pos.iter().map(|&p| number(p, 3)).collect();
     out.push_str(&wrapped(&format!("joint acceptance by position: {}", joint.join(" "))));

@@ -8,11 +8,10 @@ use std::path::Path;
 use candle_core::{Device, Tensor};
 use dflash_data::rng::Stream;
 use dflash_model::ops::Compute;
-use dflash_model::{Block, Blocks, Codebooks, ConvConfig, Drafter, DrafterConfig, LayerRule, Params, SelectorConfig};
-use dflash_model::{TargetHead, init};
-use dflash_train::loss::{LossSettings, total_weight};
-use dflash_train::optim::{AdamW, AdamWSettings};
-use dflash_train::step::gradients;
+use dflash_model::{Block, Blocks, ConvConfig, DrafterConfig, LayerRule, SelectorConfig, TargetHead, init};
+use dflash_train::loss::StepSums;
+
+use crate::learn;
 
 const VOCAB: usize = 48;
 const HIDDEN: usize = 32;
@@ -94,36 +93,20 @@ fn curve(second: bool, compute: Compute) -> Vec<[f64; 2]> {
     let head = random(4, VOCAB, HIDDEN, 0.3);
     let head = TargetHead { embed, head };
     let features = random(2, VOCAB, 2 * HIDDEN, 1.0);
-    let params = Params::init(&config, Codebooks::Factored, 3, &Device::Cpu).unwrap();
-    let drafter = Drafter::computing(config, &params, compute).unwrap();
-    let settings = AdamWSettings {
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.01,
-        clip: 1.0,
+    let mean = |sums: StepSums| {
+        [
+            sums.base_loss / sums.weight,
+            sums.selector_loss / sums.selector_weight.max(1e-9),
+        ]
     };
-    let mut optimizer = AdamW::new(settings, params.vars()).unwrap();
-    let loss = LossSettings {
-        gamma: 4.0,
-        selector_alpha: 1.0,
-        inject_gold: false,
-        selector_detached: false,
-    };
-    (0..STEPS)
-        .map(|step| {
-            let (blocks, taps) = batch(step, &features);
-            let denominator = total_weight(&blocks, loss.gamma);
-            let (sums, grads) = gradients(&drafter, &params, &head, &blocks, &taps, loss, denominator)
-                .unwrap()
-                .unwrap();
-            optimizer.step(params.vars(), &grads, 5e-3).unwrap();
-            [
-                sums.base_loss / sums.weight,
-                sums.selector_loss / sums.selector_weight.max(1e-9),
-            ]
-        })
-        .collect()
+    let steps = learn(
+        config,
+        compute,
+        &head,
+        (0.95, 0.01),
+        (0..STEPS).map(|step| batch(step, &features)),
+    );
+    steps.into_iter().map(mean).collect()
 }
 
 /// `tolerance`: relative, for the last bits in which processors differ, grown over the steps.

@@ -5,11 +5,11 @@
 
 use candle_core::{Device, Tensor};
 use dflash_data::rng::Stream;
-use dflash_model::{Block, Blocks, Codebooks, ConvConfig, Drafter, DrafterConfig, LayerRule, Params, SelectorConfig};
-use dflash_model::{TargetHead, init};
-use dflash_train::loss::{LossSettings, StepSums, total_weight};
-use dflash_train::optim::{AdamW, AdamWSettings};
-use dflash_train::step::gradients;
+use dflash_model::ops::Compute;
+use dflash_model::{Block, Blocks, ConvConfig, DrafterConfig, LayerRule, SelectorConfig, TargetHead, init};
+use dflash_train::loss::StepSums;
+
+use crate::learn;
 
 const VOCAB: usize = 16;
 const HIDDEN: usize = 32;
@@ -90,33 +90,11 @@ fn accuracy(shift: usize) -> (f64, f64) {
         embed,
     };
     let features = random(2, VOCAB, 1.0);
-    let params = Params::init(&config, Codebooks::Factored, 3, &Device::Cpu).unwrap();
-    let drafter = Drafter::new(config, &params).unwrap();
-    let settings = AdamWSettings {
-        beta1: 0.9,
-        beta2: 0.99,
-        eps: 1e-8,
-        weight_decay: 0.0,
-        clip: 1.0,
-    };
-    let mut optimizer = AdamW::new(settings, params.vars()).unwrap();
-    let loss = LossSettings {
-        gamma: 4.0,
-        selector_alpha: 1.0,
-        inject_gold: false,
-        selector_detached: false,
-    };
+    let batches = (0..STEPS).map(|step| batch(step, &features, shift));
+    let steps = learn(config, Compute::F32, &head, (0.99, 0.0), batches);
     let mut last = StepSums::default();
-    for step in 0..STEPS {
-        let (blocks, taps) = batch(step, &features, shift);
-        let denominator = total_weight(&blocks, loss.gamma);
-        let (sums, grads) = gradients(&drafter, &params, &head, &blocks, &taps, loss, denominator)
-            .unwrap()
-            .unwrap();
-        optimizer.step(params.vars(), &grads, 5e-3).unwrap();
-        if step >= STEPS * 9 / 10 {
-            last.add(&sums);
-        }
+    for sums in &steps[steps.len() * 9 / 10..] {
+        last.add(sums);
     }
     let correct: u64 = last.slot_correct.iter().sum();
     (
