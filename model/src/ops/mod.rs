@@ -8,7 +8,6 @@
 
 mod best;
 mod block_attention;
-mod cross_entropy_row;
 mod gathered_dot;
 mod grouped_conv;
 mod linear;
