@@ -16,6 +16,7 @@ pub mod drafter_config;
 mod drafter_cpu;
 pub mod drafting;
 pub mod folder;
+pub mod formats;
 pub mod init;
 pub mod ops;
 mod packed;
