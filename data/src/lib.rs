@@ -8,7 +8,7 @@
 //! anchors        which positions begin a block, per epoch
 //! batch          samples and anchors -> blocks over a packed context
 //! ```
-//! [`recipes`] gives prompts to measure with: known benchmarks by name, or conversations.
+//! [`hub`] finds folders that are on the Hugging Face hub. [`recipes`] gives prompts to measure with: known benchmarks by name, or conversations.
 //! Everything random is a pure function of (seed, epoch, sample), through [`rng::Stream`].
 
 pub mod anchors;
@@ -16,6 +16,7 @@ pub mod batch;
 pub mod capture;
 pub mod conversation;
 pub mod files;
+pub mod hub;
 mod jsonl;
 mod manifest;
 mod parquet_file;

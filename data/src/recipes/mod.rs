@@ -25,7 +25,8 @@ mod set;
 mod tests;
 mod wording;
 
-pub use hub::Hub;
+pub use crate::hub::Hub;
+pub(crate) use rows::listed;
 pub use selection::{Order, Selection};
 pub use set::{Facts, PromptRow, PromptSet, SourceFile, load_conversations};
 
@@ -182,7 +183,7 @@ pub fn load(recipe: &Recipe, source: &Source, selection: &Selection) -> Result<P
             (files, path.display().to_string(), None)
         }
         Source::Hub(hub) => {
-            let fetched = hub.fetch(recipe.dataset, recipe.files)?;
+            let fetched = hub::fetch(hub, recipe.dataset, recipe.files)?;
             (
                 fetched.files,
                 format!("{} on the hub", recipe.dataset),

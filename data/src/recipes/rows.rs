@@ -99,7 +99,7 @@ pub(super) fn files_below(folder: &Path) -> Result<Vec<String>> {
 }
 
 /// Some of many names, for messages.
-pub(super) fn listed(names: &[String]) -> String {
+pub(crate) fn listed(names: &[String]) -> String {
     const MOST: usize = 12;
     match names.len() {
         0 => "nothing".to_owned(),

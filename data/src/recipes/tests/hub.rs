@@ -10,7 +10,8 @@ use anyhow::Result;
 
 use crate::files::sha256_hex;
 use crate::parquet_file::tests::{Leaf, write};
-use crate::recipes::hub::{Fetched, Hub};
+use crate::recipes::Hub;
+use crate::recipes::hub::{Fetched, fetch};
 use crate::recipes::{Recipe, Selection, Source, load};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -117,7 +118,7 @@ fn files_of_a_commit_are_fetched_once_with_the_token_and_then_come_from_the_cach
     ]);
     let hub = stub.hub(cache.path());
     for downloads in [1, 1] {
-        let fetched = hub.fetch("openai/gsm8k", PATTERNS).unwrap();
+        let fetched = fetch(&hub, "openai/gsm8k", PATTERNS).unwrap();
         assert_eq!(fetched.revision, COMMIT);
         let [(name, path)] = fetched.files.as_slice() else {
             panic!()
@@ -137,7 +138,7 @@ fn files_of_a_commit_are_fetched_once_with_the_token_and_then_come_from_the_cach
     );
     assert!(!format!("{hub:?}").contains("secret"));
     let asked = stub.asked.lock().unwrap().len();
-    let fetched = hub.offline(true).fetch("openai/gsm8k", PATTERNS).unwrap();
+    let fetched = fetch(&hub.offline(true), "openai/gsm8k", PATTERNS).unwrap();
     assert_eq!((fetched.revision.as_str(), fetched.files.len()), (COMMIT, 1));
     assert_eq!(stub.asked.lock().unwrap().len(), asked, "offline asks nobody");
 }
@@ -169,17 +170,17 @@ fn what_the_data_set_does_not_have_is_named_with_what_it_has() {
         ("README.md", "1", b"x"),
         ("main/test-00000-of-00002.jsonl", "2", ROWS.as_bytes()),
     ]);
-    let error = error_of(stub.hub(cache.path()).fetch("openai/gsm8k", &["main/train-*.jsonl"]));
+    let error = error_of(fetch(&stub.hub(cache.path()), "openai/gsm8k", &["main/train-*.jsonl"]));
     assert!(
         error.contains("expected main/train-*.jsonl") && error.contains("README.md"),
         "{error}"
     );
-    let error = error_of(stub.hub(cache.path()).fetch("openai/gsm8k", PATTERNS));
+    let error = error_of(fetch(&stub.hub(cache.path()), "openai/gsm8k", PATTERNS));
     assert!(
         error.contains("expected 2 files") && error.contains("openai/gsm8k at main"),
         "{error}"
     );
-    let error = error_of(stub.hub(cache.path()).fetch("nobody/nothing", PATTERNS));
+    let error = error_of(fetch(&stub.hub(cache.path()), "nobody/nothing", PATTERNS));
     assert!(
         error.contains("nobody/nothing") && error.contains("HF_TOKEN"),
         "{error}"
@@ -190,7 +191,7 @@ fn what_the_data_set_does_not_have_is_named_with_what_it_has() {
 fn a_body_that_is_not_the_file_is_refused() {
     let cache = tempfile::tempdir().unwrap();
     let stub = Stub::of(&[(FILE, &sha256_hex(ROWS.as_bytes()), b"<html>try later</html>")]);
-    let error = error_of(stub.hub(cache.path()).fetch("openai/gsm8k", PATTERNS));
+    let error = error_of(fetch(&stub.hub(cache.path()), "openai/gsm8k", PATTERNS));
     assert!(error.contains("damaged") && error.contains(FILE), "{error}");
 }
 
@@ -201,12 +202,12 @@ fn without_network_the_error_says_what_can_be_done() {
     let hub = Hub::default()
         .at(&format!("http://127.0.0.1:{port}"))
         .cached_in(cache.path());
-    let error = error_of(hub.fetch("openai/gsm8k", PATTERNS));
+    let error = error_of(fetch(&hub, "openai/gsm8k", PATTERNS));
     assert!(
         error.contains("openai/gsm8k") && error.contains("cannot be reached"),
         "{error}"
     );
     assert!(error.contains("HF_HUB_OFFLINE=1"), "{error}");
-    let error = error_of(hub.offline(true).fetch("openai/gsm8k", PATTERNS));
+    let error = error_of(fetch(&hub.offline(true), "openai/gsm8k", PATTERNS));
     assert!(error.contains("does not hold it"), "{error}");
 }

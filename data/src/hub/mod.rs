@@ -1,0 +1,184 @@
+//! The Hugging Face hub: how it is reached, and folders of models from it.
+//!
+//! ```text
+//! reference   hf://org/name@revision/folder, and the name that goes on record
+//! folder      such a reference -> a folder of the hub's cache
+//! wire        requests that the client has no call for
+//! token       where the token is found, and how it is kept out of texts
+//! intact      whether a cached file is what its name says
+//! ```
+
+mod failure;
+mod folder;
+pub(crate) mod intact;
+mod reference;
+#[cfg(test)]
+mod tests;
+mod token;
+mod wire;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use hf_hub::{HFClient, HFClientSync};
+
+pub use failure::{Failure, Kind};
+pub use folder::{Transfer, Watch, fetch, folder};
+pub use intact::git_hash;
+pub use reference::{Reference, SCHEME, cached, is_commit, is_repository, on_record};
+pub use token::Token;
+pub use wire::Wire;
+
+/// How the hub is reached.
+#[derive(Clone, Default)]
+pub struct Hub {
+    endpoint: Option<String>,
+    token: Option<Token>,
+    cache: Option<PathBuf>,
+    revision: Option<String>,
+    offline: bool,
+}
+
+/// A client of the hub and what it was set up with.
+pub struct Connection {
+    /// The client.
+    pub client: HFClientSync,
+    /// The hub's address.
+    pub endpoint: String,
+    /// The cache folder.
+    pub cache: PathBuf,
+    /// The token, if there is one.
+    pub token: Option<Token>,
+}
+
+impl Hub {
+    /// The hub as the environment sets it up: `HF_ENDPOINT`, `HF_TOKEN` or the token that its own tools stored, the
+    /// cache in `HF_HUB_CACHE` or below `HF_HOME`, and the cache alone when `HF_HUB_OFFLINE` is 1, true, yes or on.
+    pub fn from_env() -> Self {
+        // the other variables are read by the client, this one is not
+        let offline = std::env::var("HF_HUB_OFFLINE").unwrap_or_default();
+        Self {
+            offline: ["1", "true", "yes", "on"].contains(&offline.to_ascii_lowercase().as_str()),
+            ..Self::default()
+        }
+    }
+
+    /// Another address than the environment's.
+    #[must_use]
+    pub fn at(mut self, endpoint: &str) -> Self {
+        self.endpoint = Some(endpoint.to_owned());
+        self
+    }
+
+    /// Another token than the environment's.
+    #[must_use]
+    pub fn with_token(mut self, token: &str) -> Self {
+        self.token = Token::given(token, "the caller");
+        self
+    }
+
+    /// Another cache folder than the environment's.
+    #[must_use]
+    pub fn cached_in(mut self, folder: &Path) -> Self {
+        self.cache = Some(folder.to_owned());
+        self
+    }
+
+    /// Another branch, tag or commit than `main`.
+    #[must_use]
+    pub fn at_revision(mut self, revision: &str) -> Self {
+        self.revision = Some(revision.to_owned());
+        self
+    }
+
+    /// Whether only the cache is asked.
+    #[must_use]
+    pub fn offline(mut self, offline: bool) -> Self {
+        self.offline = offline;
+        self
+    }
+
+    /// Whether only the cache may be asked.
+    pub fn is_offline(&self) -> bool {
+        self.offline
+    }
+
+    /// The branch, tag or commit that is asked for.
+    pub(crate) fn revision(&self) -> &str {
+        self.revision.as_deref().unwrap_or("main")
+    }
+
+    /// The token, from the environment if the caller gave none.
+    pub fn token(&self) -> Option<Token> {
+        self.token.clone().or_else(Token::from_env)
+    }
+
+    /// Sets up a client that repeats what failed in passing.
+    ///
+    /// # Errors
+    /// When the address or the token cannot be used.
+    pub fn connect(&self) -> Result<Connection> {
+        self.connect_with(None)
+    }
+
+    /// Sets up a client that sends every request once: for what must not happen twice.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn connect_once(&self) -> Result<Connection> {
+        self.connect_with(Some(0))
+    }
+
+    fn connect_with(&self, retries: Option<usize>) -> Result<Connection> {
+        let token = self.token();
+        let mut client = HFClient::builder();
+        if let Some(endpoint) = &self.endpoint {
+            client = client.endpoint(endpoint);
+        }
+        if let Some(token) = &token {
+            let printable = token.secret().bytes().all(|byte| byte.is_ascii_graphic());
+            // the client would leave it out without a word
+            ensure!(
+                printable,
+                "{}: the token has characters that no token has",
+                token.origin()
+            );
+            client = client.token(token.secret());
+        }
+        if let Some(cache) = &self.cache {
+            client = client.cache_dir(cache);
+        }
+        if let Some(retries) = retries {
+            client = client.retry_max_attempts(retries);
+        }
+        let client = client
+            .build()
+            .context("cannot set up the hub's client (HF_ENDPOINT?)")?;
+        let (endpoint, cache) = (client.endpoint().to_owned(), client.cache_dir().to_owned());
+        let authority = endpoint.split("://").nth(1).and_then(|rest| rest.split('/').next());
+        ensure!(
+            authority.is_some_and(|authority| !authority.contains('@')),
+            "HF_ENDPOINT: expected an address without user or password; a token belongs into HF_TOKEN"
+        );
+        Ok(Connection {
+            client: HFClientSync::from_inner(client).context("cannot set up the hub's client")?,
+            endpoint,
+            cache,
+            token,
+        })
+    }
+}
+
+impl fmt::Debug for Hub {
+    /// Everything but the token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hub")
+            .field("endpoint", &self.endpoint)
+            .field("token_set", &self.token.is_some())
+            .field("cache", &self.cache)
+            .field("revision", &self.revision)
+            .field("offline", &self.offline)
+            .finish()
+    }
+}
