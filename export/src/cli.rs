@@ -14,6 +14,7 @@ use dflash_eval::report::{Report, prepare_output, write_json};
 use dflash_model::{Target, device, target};
 use serde::Serialize;
 
+use crate::gguf;
 use crate::inspect::inspect;
 use crate::verify::{Verification, compare_copy, failures};
 use crate::walk::walks;
@@ -77,6 +78,10 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         json: PathBuf,
     },
+    /// Write the drafter as a GGUF file for llama.cpp.
+    Gguf(gguf::DrafterArgs),
+    /// Write the target as a GGUF file for llama.cpp.
+    GgufTarget(gguf::TargetArgs),
 }
 
 #[derive(Debug, Args)]
@@ -128,6 +133,8 @@ pub fn run(cli: Cli) -> ExitCode {
             contexts,
             json,
         } => run_walk(&folder, &common, &prompts, contexts, &json),
+        Command::Gguf(args) => gguf::run_drafter(&args),
+        Command::GgufTarget(args) => gguf::run_target(&args),
     };
     exit_code(outcome)
 }

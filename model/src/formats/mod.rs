@@ -6,7 +6,7 @@
 //!
 //! Neither of the last two says how deep its target is, so reading them takes the target's sizes.
 
-mod gguf;
+pub mod gguf;
 
 use std::collections::BTreeMap;
 use std::path::Path;
