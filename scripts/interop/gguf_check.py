@@ -2,7 +2,7 @@
 """Holds a GGUF file of ours, and what llama.cpp did with it, to the drafter folder that it was made from.
 
   gguf_check.py file FOLDER TARGET FILE.gguf DTYPE       keys, tensors and values as PyPI `gguf` reads them
-  gguf_check.py judge OURS.json THEIRS.json DTYPE        texts, tokenisation, logits and acceptance length
+  gguf_check.py judge OURS.json THEIRS.json DTYPE        texts, drafted blocks, tokenisation, logits, acceptance length
 
 OURS.json is a report of `dflash-eval acceptance`, THEIRS.json what llama_speculative wrote, over the same prompts. Rounds that
 the budget narrowed or a stop token cut are left out on both sides. Exit code 1 on any difference.
@@ -11,10 +11,6 @@ import argparse, json, sys
 from pathlib import Path
 
 import numpy as np
-import torch
-from gguf import GGMLQuantizationType as Type, GGUFReader, dequantize, quantize
-from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
 OUTSIDE = {
     "fc.weight": "fc.weight",
@@ -54,6 +50,8 @@ def published(name):
 
 
 def expected_keys(config, target):
+    from transformers import AutoTokenizer
+
     nested = config["dflash_config"]
     sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
     keys = {
@@ -94,6 +92,10 @@ def expected_keys(config, target):
 
 
 def check_file(args):
+    import torch
+    from gguf import GGMLQuantizationType as Type, GGUFReader, dequantize, quantize
+    from safetensors.torch import load_file
+
     folder, reader = Path(args.folder), GGUFReader(args.file)
     config = json.loads((folder / "config.json").read_text())
     for key, value in expected_keys(config, args.target).items():
@@ -132,6 +134,7 @@ def check_results(args):
         same += a["tokens"] == b["tokens"]
     if args.dtype == "f32":
         equal("texts as here", len(ours["per_prompt"]), same)
+        equal("blocks drafted as here", theirs["blocks"], theirs["blocks_equal"])
     rounds = [round for prompt in theirs["prompts"] for round in prompt["rounds"] if not round["truncated"]]
     accepted = sum(round["accepted"] for round in rounds)
     mine, length = ours["acceptance_length"], 1 + accepted / len(rounds)
@@ -141,7 +144,8 @@ def check_results(args):
     logits = theirs["logits"]
     equal("argmax of the target's logits", logits["rows"], logits["argmax_equal"])
     return (
-        f"llama.cpp, drafter {args.dtype}: {same} of {len(theirs['prompts'])} texts as here; acceptance length {length:.4f} over "
+        f"llama.cpp, drafter {args.dtype}: {same} of {len(theirs['prompts'])} texts and "
+        f"{theirs['blocks_equal']} of {theirs['blocks']} blocks as here; acceptance length {length:.4f} over "
         f"{len(rounds)} rounds ({accepted} accepted), here {mine:.4f} over {ours['rounds']} ({ours['accepted']}), {100 * off:.2f} % "
         f"apart; target logits differ by {logits['max_abs_difference']:.1e} at most (largest {logits['max_abs']:.1f}), argmax equal in "
         f"{logits['argmax_equal']} of {logits['rows']} rows"

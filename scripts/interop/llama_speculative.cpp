@@ -1,10 +1,11 @@
 // Decodes prompts with llama.cpp, plainly and with a drafter through its common/speculative.h, on the CPU, greedy.
 //
-//   llama_speculative TARGET.gguf DRAFTER.gguf PROMPTS.json OUT.json MAX_NEW THREADS
+//   llama_speculative TARGET.gguf DRAFTER.gguf PROMPTS.json WALKS.json OUT.json MAX_NEW THREADS
 //
-// PROMPTS.json is what `dflash-export logits` writes. OUT.json gets, for each prompt, both texts and every round, counted
-// as dflash-eval counts: K drafted, a accepted, cut when the budget narrowed the round or a stop token ended it. It
-// gets, too, whether llama.cpp tokenises the rendered prompts alike, and how far its logits are from the recorded ones.
+// PROMPTS.json is what `dflash-export logits` writes, WALKS.json what `dflash-export walk` does. OUT.json gets, for each
+// prompt, both texts and every round, counted as dflash-eval counts: K drafted, a accepted, cut when the budget narrowed the
+// round or a stop token ended it. It gets, too, how many of the recorded blocks llama.cpp drafts alike, whether it tokenises
+// the rendered prompts alike, and how far its logits are from the recorded ones.
 // Everything that llama.cpp would keep in half precision by default is kept in single precision here.
 
 #include "common.h"
@@ -77,6 +78,45 @@ static llama_tokens plain(llama_context * ctx, const llama_tokens & prompt, cons
     return text;
 }
 
+// Drafts after `known`, which target and drafter have seen, and `anchor`, which they have not.
+static llama_tokens propose(common_speculative * spec, llama_context * ctx_draft, const llama_tokens & known,
+        llama_token anchor, int asked) {
+    llama_tokens drafts;
+    auto & wanted = common_speculative_get_draft_params(spec, 0);
+    wanted.drafting = true;
+    wanted.n_max    = asked;
+    wanted.pos0     = (llama_pos) known.size();
+    wanted.id_last  = anchor;
+    wanted.prompt   = &known;
+    wanted.result   = &drafts;
+    common_speculative_draft(spec);
+    // the block itself is no context
+    llama_memory_seq_rm(llama_get_memory(ctx_draft), 0, (llama_pos) known.size(), -1);
+    if ((int) drafts.size() != asked) {
+        fail("asked for " + std::to_string(asked) + " drafts, got " + std::to_string(drafts.size()));
+    }
+    return drafts;
+}
+
+// How many of the recorded blocks are drafted alike.
+static size_t equal_blocks(llama_context * ctx, llama_context * ctx_draft, common_speculative * spec, const json & walks,
+        int n_draft, int n_vocab) {
+    size_t equal = 0;
+    for (const auto & walk : walks) {
+        const auto tokens = walk.at("tokens").get<llama_tokens>();
+        llama_memory_clear(llama_get_memory(ctx_draft), true);
+        common_batch batch(ctx);
+        begin(ctx, batch, tokens, n_vocab);
+        if (!common_speculative_process(spec, batch)) {
+            fail("the drafter did not take a context");
+        }
+        common_speculative_begin(spec, 0, tokens);
+        const auto drafts = propose(spec, ctx_draft, tokens, walk.at("anchor").get<llama_token>(), n_draft);
+        equal += drafts == walk.at("walk").get<llama_tokens>();
+    }
+    return equal;
+}
+
 static json speculate(llama_context * ctx, llama_context * ctx_draft, common_speculative * spec,
         const llama_tokens & prompt, const Setting & setting, int n_vocab) {
     auto * memory       = llama_get_memory(ctx);
@@ -96,19 +136,7 @@ static json speculate(llama_context * ctx, llama_context * ctx_draft, common_spe
         const int         asked  = std::min(setting.n_draft, setting.max_new - (int) text.size() - 1);
         llama_tokens      drafts;
         if (asked > 0) {
-            auto & wanted = common_speculative_get_draft_params(spec, 0);
-            wanted.drafting = true;
-            wanted.n_max    = asked;
-            wanted.pos0     = at;
-            wanted.id_last  = anchor;
-            wanted.prompt   = &known;
-            wanted.result   = &drafts;
-            common_speculative_draft(spec);
-            // the block itself is no context
-            llama_memory_seq_rm(memory_draft, 0, at, -1);
-            if ((int) drafts.size() != asked) {
-                fail("asked for " + std::to_string(asked) + " drafts, got " + std::to_string(drafts.size()));
-            }
+            drafts = propose(spec, ctx_draft, known, anchor, asked);
         }
         batch.clear();
         batch.add(anchor, at, 0, true);
@@ -176,8 +204,8 @@ static json compare_logits(llama_context * ctx, const llama_tokens & prompt, con
 }
 
 int main(int argc, char ** argv) {
-    if (argc != 7) {
-        fail("expected TARGET.gguf DRAFTER.gguf PROMPTS.json OUT.json MAX_NEW THREADS");
+    if (argc != 8) {
+        fail("expected TARGET.gguf DRAFTER.gguf PROMPTS.json WALKS.json OUT.json MAX_NEW THREADS");
     }
     llama_log_set(errors_only, nullptr);
     common_log_set_verbosity_thold(-1);
@@ -194,7 +222,7 @@ int main(int argc, char ** argv) {
     params.n_batch         = 1024;
     params.n_ubatch        = 1024;
     params.n_parallel      = 1;
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = std::atoi(argv[6]);
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = std::atoi(argv[7]);
 
     auto & draft       = params.speculative.draft;
     draft.mparams.path = argv[2];
@@ -232,12 +260,13 @@ int main(int argc, char ** argv) {
         fail("no speculative decoding with this drafter");
     }
 
-    json prompts;
+    json prompts, walks;
     std::ifstream(argv[3]) >> prompts;
+    std::ifstream(argv[4]) >> walks;
     const auto * vocab   = llama_model_get_vocab(model.get());
     const int    n_vocab = llama_vocab_n_tokens(vocab);
 
-    Setting setting { std::atoi(argv[5]), common_speculative_n_max(spec.get()), prompts.at("stop_ids").get<llama_tokens>() };
+    Setting setting { std::atoi(argv[6]), common_speculative_n_max(spec.get()), prompts.at("stop_ids").get<llama_tokens>() };
     json out = { { "max_new", setting.max_new }, { "n_draft", setting.n_draft }, { "prompts", json::array() } };
     for (const auto & entry : prompts.at("contexts")) {
         const auto prompt = entry.at("tokens").get<llama_tokens>();
@@ -247,12 +276,14 @@ int main(int argc, char ** argv) {
         result["plain"]           = plain(ctx_plain.get(), prompt, setting, n_vocab);
         out["prompts"].push_back(result);
     }
+    out["blocks"]       = walks.at("contexts").size();
+    out["blocks_equal"] = equal_blocks(ctx.get(), drafter->context(), spec.get(), walks.at("contexts"), setting.n_draft, n_vocab);
     const auto first = prompts.at("contexts").at(0).at("tokens").get<llama_tokens>();
     out["logits"] = compare_logits(ctx_plain.get(), first, prompts.at("logits"), n_vocab);
-    std::ofstream file(argv[4]);
+    std::ofstream file(argv[5]);
     file << out.dump(1) << "\n";
     if (!file.flush()) {
-        fail(std::string("cannot write ") + argv[4]);
+        fail(std::string("cannot write ") + argv[5]);
     }
     return 0;
 }
