@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Holds a GGUF file of ours, and what llama.cpp did with it, to the drafter folder that it was made from.
 
+  gguf_check.py qwen3 TARGET OUT                         a random, untied Qwen3 target with TARGET's tokenizer
   gguf_check.py file FOLDER TARGET FILE.gguf DTYPE       keys, tensors and values as PyPI `gguf` reads them
   gguf_check.py judge OURS.json THEIRS.json DTYPE        texts, drafted blocks, tokenisation, logits, acceptance length
 
 OURS.json is a report of `dflash-eval acceptance`, THEIRS.json what llama_speculative wrote, over the same prompts. Rounds that
 the budget narrowed or a stop token cut are left out on both sides. Exit code 1 on any difference.
 """
-import argparse, json, sys
+import argparse, json, shutil, sys
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +50,36 @@ def published(name):
     return f"layers.{layer}.{INSIDE[name]}" if name in INSIDE else None
 
 
+def make_qwen3(args):
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    source, out = Path(args.target), Path(args.out)
+    text = json.loads((source / "config.json").read_text())["text_config"]
+    torch.manual_seed(3)
+    model = Qwen3ForCausalLM(Qwen3Config(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        vocab_size=text["vocab_size"], max_position_embeddings=1024, rope_theta=1e6, tie_word_embeddings=False,
+        eos_token_id=text["eos_token_id"], pad_token_id=text["pad_token_id"], bos_token_id=None,
+    ))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape)
+            parameter.copy_(1 + 0.2 * noise if parameter.ndim == 1 else noise / parameter.shape[-1] ** 0.5)
+    model.to(torch.bfloat16).save_pretrained(out)
+    for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]:
+        shutil.copy(source / name, out / name)
+    return f"a random Qwen3 target in {out}"
+
+
 def expected_keys(config, target):
     from transformers import AutoTokenizer
 
     nested = config["dflash_config"]
+    # positions of a Qwen3.5 target have three parts
+    three_part = json.loads((Path(target) / "config.json").read_text())["model_type"] != "qwen3"
     sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
     keys = {
         "context_length": config["max_position_embeddings"],
@@ -66,7 +93,7 @@ def expected_keys(config, target):
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "attention.causal": config.get("is_causal", False),
         "rope.freq_base": config["rope_parameters"]["rope_theta"],
-        "rope.dimension_sections": [config["head_dim"] // 2, 0, 0, 0],
+        "rope.dimension_sections": [config["head_dim"] // 2, 0, 0, 0] if three_part else None,
         "block_size": nested.get("block_size", config.get("block_size")),
         "target_layers": [layer + 1 for layer in nested["target_layer_ids"]],
         "sample_from_anchor": False,
@@ -155,12 +182,12 @@ def check_results(args):
 def main():
     parser = argparse.ArgumentParser()
     modes = parser.add_subparsers(dest="mode", required=True)
-    for mode, names in {"file": ["folder", "target", "file", "dtype"], "judge": ["ours", "theirs", "dtype"]}.items():
+    for mode, names in {"qwen3": ["target", "out"], "file": ["folder", "target", "file", "dtype"], "judge": ["ours", "theirs", "dtype"]}.items():
         sub = modes.add_parser(mode)
         for name in names:
             sub.add_argument(name)
     args = parser.parse_args()
-    print(check_file(args) if args.mode == "file" else check_results(args))
+    print({"qwen3": make_qwen3, "file": check_file, "judge": check_results}[args.mode](args))
     for fault in faults:
         print("gguf_check:", fault[:600], file=sys.stderr)
     sys.exit(1 if faults else 0)
