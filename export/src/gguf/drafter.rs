@@ -4,7 +4,6 @@
 //! them as such; the convolution's projections and the selector are never quantised, since they are small and a drafter
 //! lives by them.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -201,10 +200,8 @@ fn about(config: &DrafterConfig, base: &str) -> Vec<(String, Value)> {
 }
 
 fn drafter_keys(config: &DrafterConfig, target: &TargetConfig) -> Vec<(String, Value)> {
-    let mut all = BTreeMap::new();
     let mut list = Vec::new();
     let mut put = |key: &'static str, value: Value| {
-        debug_assert!(all.insert(key, ()).is_none(), "{key} twice");
         list.push((format!("{ARCHITECTURE}.{key}"), value));
     };
     let size = |size: usize| Value::U32(size as u32);

@@ -10,6 +10,7 @@ pub mod file;
 pub mod target;
 pub mod tokenizer;
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -137,7 +138,7 @@ fn report(out: &Path, plan: &file::Plan, bytes: u64, notes: &[String]) -> Result
         plan.metadata.len()
     );
     for note in notes {
-        text += &format!("note: {note}\n");
+        let _ = writeln!(text, "note: {note}");
     }
     console::print(&text).map_err(Failure::Run)?;
     Ok(true)

@@ -216,16 +216,14 @@ fn target_keys(
             let full = |(i, mixer): (usize, &Mixer)| (*mixer == Mixer::Full) == (i + 1).is_multiple_of(interval);
             config.layers.iter().enumerate().all(full)
         };
-        match (1..=config.layers.len()).find(|interval| regular(*interval)) {
-            Some(interval) => put("full_attention_interval", size(interval)),
-            None => {
-                let linear = config
-                    .layers
-                    .iter()
-                    .map(|mixer| Value::Bool(*mixer == Mixer::Linear))
-                    .collect();
-                put("attention.recurrent_layers", Value::Array(linear));
-            }
+        if let Some(interval) = (1..=config.layers.len()).find(|interval| regular(*interval)) {
+            put("full_attention_interval", size(interval));
+        } else {
+            let linear = |mixer: &Mixer| Value::Bool(*mixer == Mixer::Linear);
+            put(
+                "attention.recurrent_layers",
+                Value::Array(config.layers.iter().map(linear).collect()),
+            );
         }
     }
     (list, note)
@@ -424,4 +422,66 @@ impl List {
 /// When the tensor lists differ; every difference is in the message.
 pub fn weights<'f>(folder: &'f TensorFolder, config: &TargetConfig) -> Result<Weights<'f>> {
     Ok(Weights::check(folder, config)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Head j of the new order must use the key head that it used before: j mod nk there, old / repeats here.
+    #[test]
+    fn reordered_value_heads_keep_their_key_heads_and_their_insides() {
+        for (key_heads, repeats, width, from) in [(1, 1, 1, 0), (4, 2, 3, 5), (3, 4, 1, 0), (2, 1, 2, 7)] {
+            let linear = LinearConfig {
+                key_heads,
+                value_heads: key_heads * repeats,
+                key_dim: 8,
+                value_dim: 8,
+                conv_width: 4,
+                gate: GateActivation::Silu,
+            };
+            let order = order(&linear, from, width);
+            let (kept, moved) = order.split_at(from);
+            assert!(kept.iter().enumerate().all(|(i, &place)| place as usize == i));
+            for (j, head) in moved.chunks(width).enumerate() {
+                let old = (head[0] as usize - from) / width;
+                assert_eq!(
+                    j % key_heads,
+                    old / repeats,
+                    "head {old} of {linear:?} came to place {j}"
+                );
+                assert!(
+                    head.iter()
+                        .enumerate()
+                        .all(|(i, &place)| place as usize == from + old * width + i)
+                );
+            }
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert!(
+                sorted.iter().enumerate().all(|(i, &place)| place as usize == i),
+                "{order:?}"
+            );
+        }
+    }
+
+    /// Whatever the checkpoint says, llama.cpp's interleaving turns every pair by a part that text fills.
+    #[test]
+    fn sections_cover_every_pair() {
+        for pairs in 1..200 {
+            let (even, note) = covering(None, pairs);
+            assert_eq!((even.iter().sum::<usize>(), note), (pairs, None), "{pairs} pairs");
+            assert!((0..pairs).all(|i| i < 3 * even[i % 3]), "{pairs} pairs: {even:?}");
+        }
+        assert_eq!(
+            covering(Some(&[11, 11, 10]), 32),
+            ([11, 11, 10, 0], None),
+            "the published one stays"
+        );
+        for bad in [&[4, 2, 2][..], &[8, 0, 0], &[3, 3], &[]] {
+            let (parts, note) = covering(Some(bad), 8);
+            assert_eq!(parts, [3, 3, 2, 0]);
+            assert!(note.is_some_and(|note| note.contains(&format!("{bad:?}"))));
+        }
+    }
 }

@@ -23,7 +23,7 @@ pub use value::{ElementType, Value};
 use names::{ARCHITECTURE, MASK_TOKEN, TOKENS, keys, tensor_name};
 
 /// Slots of a block where the file does not say, as in llama.cpp.
-const DEFAULT_BLOCK_SIZE: u64 = 16;
+const DEFAULT_BLOCK_SIZE: usize = 16;
 
 /// Reads the drafter for `target`.
 ///
@@ -152,15 +152,14 @@ impl Keys<'_> {
             None => hidden_size.checked_div(num_heads).unwrap_or(0),
         };
         self.refuse_other_attention(head_dim)?;
-        let block_size = match self.get(keys::BLOCK_SIZE) {
-            Some(_) => self.size(keys::BLOCK_SIZE)?,
-            None => {
-                notes.push(format!(
-                    "{ARCHITECTURE}.{}: missing, taken as llama.cpp does to be {DEFAULT_BLOCK_SIZE}",
-                    keys::BLOCK_SIZE
-                ));
-                DEFAULT_BLOCK_SIZE as usize
-            }
+        let block_size = if self.get(keys::BLOCK_SIZE).is_some() {
+            self.size(keys::BLOCK_SIZE)?
+        } else {
+            notes.push(format!(
+                "{ARCHITECTURE}.{}: missing, taken as llama.cpp does to be {DEFAULT_BLOCK_SIZE}",
+                keys::BLOCK_SIZE
+            ));
+            DEFAULT_BLOCK_SIZE
         };
         let (conv, selector) = self.dflash2()?;
         Ok(DrafterConfig {
@@ -362,7 +361,7 @@ impl Keys<'_> {
 
     fn wholes(&self, key: &str) -> Read<Vec<u64>> {
         let values = self.required(key)?.as_array();
-        let small = |value: &Value| value.as_u64().filter(|value| *value <= u64::from(u32::MAX));
+        let small = |value: &Value| value.as_u64().filter(|value| u32::try_from(*value).is_ok());
         values
             .and_then(|values| values.iter().map(small).collect())
             .ok_or_else(|| self.expected(key, "a list of whole numbers"))
