@@ -3,7 +3,7 @@
 //! - [`drafter`]: keys and tensors of a drafter, and what llama.cpp would refuse
 //! - [`target`]: the same for the target that it belongs to
 //! - [`tokenizer`]: the target's tokenizer, which both files carry
-//! - [`file`]: the container, written whole or not at all
+//! - [`mod@file`]: the container, written whole or not at all
 
 pub mod drafter;
 pub mod file;
