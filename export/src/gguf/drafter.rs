@@ -134,7 +134,7 @@ fn in_single(config: &DrafterConfig) -> DrafterConfig {
 }
 
 /// What llama.cpp's loader refuses, or cannot be told.
-fn refusals(config: &DrafterConfig) -> Vec<String> {
+pub fn refusals(config: &DrafterConfig) -> Vec<String> {
     let mut problems = Vec::new();
     if config.layers.len() > MOST_LAYERS {
         problems.push(format!(
@@ -201,9 +201,7 @@ fn about(config: &DrafterConfig, base: &str) -> Vec<(String, Value)> {
 
 fn drafter_keys(config: &DrafterConfig, target: &TargetConfig) -> Vec<(String, Value)> {
     let mut list = Vec::new();
-    let mut put = |key: &'static str, value: Value| {
-        list.push((format!("{ARCHITECTURE}.{key}"), value));
-    };
+    let mut put = |key: &str, value: Value| list.push((format!("{ARCHITECTURE}.{key}"), value));
     let size = |size: usize| Value::U32(size as u32);
     put(keys::CONTEXT_LENGTH, size(config.max_positions));
     put(keys::EMBEDDING_LENGTH, size(config.hidden_size));

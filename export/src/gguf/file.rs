@@ -243,13 +243,13 @@ pub fn encode(planned: &Planned, tensor: &Tensor) -> Result<Vec<u8>> {
     // candle rounds F64 to the halves by dropping bits: by way of F32
     let wide = tensor.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
     let values = |tensor: &Tensor| -> Result<Vec<f32>> { Ok(tensor.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?) };
-    let given = values(&wide)?;
-    let (stored, bytes) = if let Some(dtype) = element.float() {
+    let (given, stored, bytes) = if let Some(dtype) = element.float() {
         let rounded = wide.to_dtype(dtype)?;
-        (values(&rounded)?, bytes_of_floats(&rounded)?)
+        (values(&wide)?, values(&rounded)?, bytes_of_floats(&rounded)?)
     } else {
         let blocks = QTensor::quantize(&wide, element.ggml()).with_context(|| format!("tensor {name}"))?;
-        (values(&blocks.dequantize(&Device::Cpu)?)?, blocks.data()?.into_owned())
+        let stored = values(&blocks.dequantize(&Device::Cpu)?)?;
+        (values(&wide)?, stored, blocks.data()?.into_owned())
     };
     if let Some(at) = stored.iter().position(|value| !value.is_finite()) {
         let reason = if given[at].is_finite() {

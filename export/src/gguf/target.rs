@@ -220,10 +220,8 @@ fn target_keys(
             put("full_attention_interval", size(interval));
         } else {
             let linear = |mixer: &Mixer| Value::Bool(*mixer == Mixer::Linear);
-            put(
-                "attention.recurrent_layers",
-                Value::Array(config.layers.iter().map(linear).collect()),
-            );
+            let linear = config.layers.iter().map(linear).collect();
+            put("attention.recurrent_layers", Value::Array(linear));
         }
     }
     (list, note)

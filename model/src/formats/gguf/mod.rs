@@ -23,7 +23,7 @@ pub use value::{ElementType, Value};
 use names::{ARCHITECTURE, MASK_TOKEN, TOKENS, keys, tensor_name};
 
 /// Slots of a block where the file does not say, as in llama.cpp.
-const DEFAULT_BLOCK_SIZE: usize = 16;
+const DEFAULT_BLOCK_SIZE: u64 = 16;
 
 /// Reads the drafter for `target`.
 ///
@@ -159,7 +159,7 @@ impl Keys<'_> {
                 "{ARCHITECTURE}.{}: missing, taken as llama.cpp does to be {DEFAULT_BLOCK_SIZE}",
                 keys::BLOCK_SIZE
             ));
-            DEFAULT_BLOCK_SIZE
+            DEFAULT_BLOCK_SIZE as usize
         };
         let (conv, selector) = self.dflash2()?;
         Ok(DrafterConfig {
