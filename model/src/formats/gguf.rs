@@ -6,7 +6,7 @@ use std::path::Path;
 
 use candle_core::{Result, bail};
 
-use super::Source;
+use super::{Facts, Source};
 use crate::target::TargetInfo;
 
 /// Whether the file starts as a GGUF file does.
@@ -14,6 +14,11 @@ pub(super) fn is_gguf(path: &Path) -> Result<bool> {
     let mut magic = [0; 4];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
     Ok(read.is_ok() && &magic == b"GGUF")
+}
+
+/// Configuration and tensor list of the file.
+pub(super) fn facts(path: &Path, _target: Option<&TargetInfo>) -> Result<Facts> {
+    bail!("{}: GGUF is not read yet", path.display())
 }
 
 /// Reads the drafter.
