@@ -8,6 +8,8 @@
 //! The format itself lives in `dflash_model::folder` and `dflash_model::drafter_config`.
 
 pub mod cli;
+pub mod compare;
+pub mod convert;
 pub mod inspect;
 pub mod verify;
 pub mod walk;

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use candle_core::{DType, Device, Tensor};
+use dflash_export::compare::Compared;
 use dflash_export::inspect::inspect;
-use dflash_export::verify::{Copied, compare_copy, failures};
+use dflash_export::verify::{compare_copy, failures};
 use dflash_model::folder::{Existing, ModelCard, write};
 use dflash_model::{
     BoundDrafter, Codebooks, ConvConfig, Drafter, DrafterConfig, Drafting, LayerRule, LogitRows, Params, Sampling,
@@ -421,28 +422,28 @@ fn a_folder_stored_wider_than_bf16_may_differ_from_its_copy_and_says_so() {
 
 #[test]
 fn a_copy_that_drafts_differently_or_not_at_all_fails() {
-    let same = Copied {
+    let same = Compared {
         exact: true,
         blocks: 3,
         hidden: 0.0,
         logits: 0.0,
         same_walks: 3,
     };
-    let failed = |copy: Copied| !failures(&copy, None, true, None).is_empty();
+    let failed = |copy: Compared| !failures(&copy, None, true, None).is_empty();
     assert!(!failed(same.clone()));
-    assert!(failed(Copied {
+    assert!(failed(Compared {
         hidden: 1e-7,
         ..same.clone()
     }));
-    assert!(failed(Copied {
+    assert!(failed(Compared {
         logits: f32::NAN,
         ..same.clone()
     }));
-    assert!(failed(Copied {
+    assert!(failed(Compared {
         same_walks: 2,
         ..same.clone()
     }));
-    assert!(failed(Copied {
+    assert!(failed(Compared {
         blocks: 0,
         same_walks: 0,
         ..same

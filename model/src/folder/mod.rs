@@ -34,7 +34,8 @@ pub const FILES: [&str; 4] = [CONFIG, TENSORS, CARD, PROVENANCE];
 const CONFIG: &str = "config.json";
 const TENSORS: &str = "model.safetensors";
 const CARD: &str = "README.md";
-const PROVENANCE: &str = "dflash_export.json";
+/// Name of the file that says where the weights come from.
+pub const PROVENANCE: &str = "dflash_export.json";
 
 /// Shape and type of a tensor that was found or given.
 type Shape = (Vec<usize>, DType);
