@@ -15,7 +15,9 @@ use dflash_model::{Target, device, target};
 use serde::Serialize;
 
 use crate::convert::{Conversion, Hf, Speculators};
+use crate::gguf;
 use crate::inspect::inspect;
+use crate::logits::{LogitsArgs, run_logits};
 use crate::verify::{Verification, compare_copy, failures};
 use crate::walk::walks;
 
@@ -82,6 +84,12 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         json: PathBuf,
     },
+    /// Write prompts as text and token ids and the target's logits after each token of the first, for other programs to repeat.
+    Logits(LogitsArgs),
+    /// Write the drafter as a GGUF file for llama.cpp.
+    Gguf(gguf::DrafterArgs),
+    /// Write the target as a GGUF file for llama.cpp.
+    GgufTarget(gguf::TargetArgs),
 }
 
 #[derive(Debug, Args)]
@@ -135,6 +143,9 @@ pub fn run(cli: Cli) -> ExitCode {
             contexts,
             json,
         } => run_walk(&folder, &common, &prompts, contexts, &json),
+        Command::Logits(args) => run_logits(&args),
+        Command::Gguf(args) => gguf::run_drafter(&args),
+        Command::GgufTarget(args) => gguf::run_target(&args),
     };
     exit_code(outcome)
 }

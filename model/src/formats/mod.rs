@@ -6,7 +6,7 @@
 //!
 //! Neither of the last two says how deep its target is, so reading them takes the target's sizes.
 
-mod gguf;
+pub mod gguf;
 pub mod speculators;
 
 use std::collections::BTreeMap;
@@ -74,6 +74,8 @@ pub struct Facts {
     pub config: DrafterConfig,
     /// What is stored under published names, whether it belongs there or not.
     pub tensors: Shapes,
+    /// Names of the stored types that are no type of a tensor here, by tensor: quantised ones.
+    pub quantised: BTreeMap<String, String>,
     /// Embedding and head that came along.
     pub carried: Shapes,
     /// Files beside it that an engine would load, too.
@@ -177,6 +179,7 @@ pub fn facts(path: &Path, target: Option<&TargetInfo>) -> Result<Facts> {
             Ok(Facts {
                 config: read_config(path)?,
                 tensors: shapes(&folder),
+                quantised: BTreeMap::new(),
                 carried: Shapes::new(),
                 stray: extra_files(&folder)?,
             })

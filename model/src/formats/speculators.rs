@@ -73,6 +73,7 @@ pub(super) fn facts(dir: &Path, config: &Value, target: Option<&TargetInfo>) -> 
     Ok(Facts {
         config: published(dir, config, target)?,
         tensors,
+        quantised: std::collections::BTreeMap::new(),
         carried,
         stray: extra_files(&folder)?,
     })
