@@ -12,6 +12,7 @@
 pub mod cli;
 pub mod compare;
 pub mod convert;
+pub mod engines;
 pub mod gguf;
 pub mod inspect;
 pub mod logits;

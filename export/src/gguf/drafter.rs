@@ -134,7 +134,7 @@ fn in_single(config: &DrafterConfig) -> DrafterConfig {
 }
 
 /// What llama.cpp's loader refuses, or cannot be told.
-fn refusals(config: &DrafterConfig) -> Vec<String> {
+pub fn refusals(config: &DrafterConfig) -> Vec<String> {
     let mut problems = Vec::new();
     if config.layers.len() > MOST_LAYERS {
         problems.push(format!(
