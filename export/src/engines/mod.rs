@@ -149,7 +149,26 @@ impl Findings {
 
 /// Every engine's verdict, in the order of [`Engine::ALL`].
 pub fn judge(seen: &Seen) -> Vec<Judgement> {
+    let seen = &with_depth(seen);
     Engine::ALL.into_iter().map(|engine| judge_one(seen, engine)).collect()
+}
+
+/// A depth that is not written down is not needed by every engine: the target's is taken, for the rest to be judged.
+fn with_depth(seen: &Seen) -> Seen {
+    let mut seen = seen.clone();
+    let Some(depth) = seen.target.as_ref().map(|target| target.num_layers) else {
+        return seen;
+    };
+    if seen.config.is_none() && seen.format == Format::Published && seen.raw.get("num_target_layers").is_none() {
+        let mut raw = seen.raw.clone();
+        if let Some(keys) = raw.as_object_mut() {
+            keys.insert("num_target_layers".to_owned(), depth.into());
+        }
+        if let Ok(config) = DrafterConfig::from_json(&raw, "config.json") {
+            (seen.config, seen.refused) = (Some(config), None);
+        }
+    }
+    seen
 }
 
 fn judge_one(seen: &Seen, engine: Engine) -> Judgement {

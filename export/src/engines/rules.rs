@@ -208,6 +208,7 @@ fn vllm(seen: &Seen, found: &mut Findings) {
         slides.contains(&true) && raw.top("sliding_window").is_none() && raw.nested("swa_window_size").is_none(),
         "sliding layers without a sliding_window",
     );
+    found.refuse(disguised(seen), "its DFlash has no module for layers.0.attention_conv");
     let names = Names::of(seen);
     let prefixed = names.unexpected.iter().any(|name| name.starts_with("model."));
     found.refuse(
@@ -385,6 +386,11 @@ fn mlx(seen: &Seen, found: &mut Findings) {
         "layer_types: expected one entry a layer",
     );
     Names::of(seen).strict(found);
+    found.refuse(disguised(seen), "its DFlash has no module for layers.0.attention_conv");
+    found.misread(
+        raw.disagreeing_theta(),
+        "rope_theta: two values, the one at the top is read",
+    );
     found.refuse(
         seen.stray.iter().any(|file| file.contains("weight file")),
         "loads every .safetensors of the folder, strictly",
@@ -523,6 +529,12 @@ fn architecture(raw: &Raw<'_>, found: &mut Findings) {
         keys && name == Some("DFlashDraftModel"),
         "architectures says DFlash: convolution and selector of DFlash 2 are left out",
     );
+}
+
+/// DFlash 2's tensors under DFlash's architecture.
+fn disguised(seen: &Seen) -> bool {
+    let convolves = seen.tensors.keys().any(|name| name.contains(".attention_conv."));
+    convolves && Raw(&seen.raw).architecture() == Some("DFlashDraftModel")
 }
 
 fn stray(seen: &Seen, found: &mut Findings) {
