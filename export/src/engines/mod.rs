@@ -4,6 +4,7 @@
 //! drafts. The facts are those of the engines' sources and bug reports of autumn 2026, not of a run of them here: of the
 //! six only llama.cpp, PyPI dflash and its MLX port are run by `scripts/interop.sh`.
 
+mod lookup;
 mod rules;
 mod serve;
 

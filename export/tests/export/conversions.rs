@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 
 use crate::folders::{code, config, demo, edit_config, edit_tensors, program, publish, text};
 
+/// One way to spoil a configuration, and what must be said about it.
+type Case = (fn(&mut Value), &'static [&'static str]);
+
 /// Runs the program and asserts that it exits with 0.
 fn done(arguments: &[&str]) -> String {
     let output = program(arguments);
@@ -121,7 +124,7 @@ fn what_speculators_says_and_we_cannot_is_refused_by_name() {
         "--out",
         path(&good),
     ]);
-    let cases: [(fn(&mut Value), &[&str]); 8] = [
+    let cases: [Case; 8] = [
         (
             |c| c["aux_hidden_state_layer_ids"] = json!([0, 2, 4]),
             &["aux_hidden_state_layer_ids", "embedding"],
