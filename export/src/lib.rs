@@ -10,6 +10,9 @@
 //! The format itself lives in `dflash_model::folder` and `dflash_model::drafter_config`.
 
 pub mod cli;
+pub mod compare;
+pub mod convert;
+pub mod engines;
 pub mod gguf;
 pub mod inspect;
 pub mod logits;

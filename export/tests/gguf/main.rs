@@ -121,6 +121,7 @@ fn source(config: &DrafterConfig, dtype: DType, seed: u64) -> Source {
         format: Format::Published,
         config: config.clone(),
         tensors: tensors(config, dtype, seed),
+        carried: BTreeMap::new(),
         notes: Vec::new(),
     }
 }

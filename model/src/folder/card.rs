@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use serde::{Deserialize, Serialize};
+
 use crate::drafter_config::DrafterConfig;
 
 /// What the acceptance columns of a card count.
@@ -14,7 +16,7 @@ const LIMITS: &str = "## Limits\n\nAcceptance was not measured beyond what the t
      than those trained on, on a quantised or further fine-tuned target, and in another thinking mode.\n";
 
 /// What the card says beyond the configuration. Whatever is not known is written as "not stated".
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelCard {
     /// Name of the drafter as engines are told it: a repository or a path.
     pub name: String,
@@ -35,7 +37,7 @@ pub struct ModelCard {
 }
 
 /// One line of the acceptance table.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AcceptanceRow {
     /// Prompts measured on.
     pub prompts: String,

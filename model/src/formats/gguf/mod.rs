@@ -13,7 +13,7 @@ use std::path::Path;
 
 use candle_core::{DType, Result, Tensor, bail};
 
-use super::{Format, Source};
+use super::{Facts, Format, Shapes, Source, Tensors};
 use crate::drafter_config::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig};
 use crate::target::TargetInfo;
 
@@ -32,19 +32,8 @@ const DEFAULT_BLOCK_SIZE: u64 = 16;
 /// or says what no drafter of ours does, tensors are missing, unexpected or misshapen (all of them listed), or a value
 /// is not a finite number.
 pub(super) fn read(path: &Path, target: Option<&TargetInfo>) -> Result<Source> {
-    let file = GgufFile::open(path)?;
+    let (file, config, mut notes) = open(path, target)?;
     let at = |problem: String| candle_core::Error::msg(format!("{}: {problem}", path.display()));
-    Keys(&file).check_architecture().map_err(at)?;
-    let Some(target) = target else {
-        bail!(
-            "{}: a GGUF file does not say how many layers its target has: the target's folder is needed",
-            path.display()
-        )
-    };
-    let mut notes = Vec::new();
-    let config = Keys(&file).config(target, &mut notes).map_err(at)?;
-    config.validate().map_err(|error| at(error.to_string()))?;
-    config.check_target(target).map_err(|error| at(error.to_string()))?;
     check_tensors(&file, &config).map_err(at)?;
     let mut tensors = BTreeMap::new();
     let mut widened = BTreeMap::<&str, usize>::new();
@@ -66,7 +55,56 @@ pub(super) fn read(path: &Path, target: Option<&TargetInfo>) -> Result<Source> {
         format: Format::Gguf,
         config,
         tensors,
+        carried: Tensors::new(),
         notes,
+    })
+}
+
+/// The file, its configuration, and what had to be assumed.
+fn open(path: &Path, target: Option<&TargetInfo>) -> Result<(GgufFile, DrafterConfig, Vec<String>)> {
+    let file = GgufFile::open(path)?;
+    let at = |problem: String| candle_core::Error::msg(format!("{}: {problem}", path.display()));
+    Keys(&file).check_architecture().map_err(at)?;
+    let Some(target) = target else {
+        bail!(
+            "{}: a GGUF file does not say how many layers its target has: the target's folder is needed",
+            path.display()
+        )
+    };
+    let mut notes = Vec::new();
+    let config = Keys(&file).config(target, &mut notes).map_err(at)?;
+    config.validate().map_err(|error| at(error.to_string()))?;
+    config.check_target(target).map_err(|error| at(error.to_string()))?;
+    Ok((file, config, notes))
+}
+
+/// Configuration and tensor list of the file; tensors that are not on the configuration's list keep their GGUF names.
+///
+/// # Errors
+/// As [`read`], about header and keys.
+pub(super) fn facts(path: &Path, target: Option<&TargetInfo>) -> Result<Facts> {
+    let (file, config, _) = open(path, target)?;
+    let published: BTreeMap<String, String> = config
+        .tensor_shapes()
+        .into_iter()
+        .map(|(name, _)| (gguf_name(&name), name))
+        .collect();
+    let (mut tensors, mut quantised) = (Shapes::new(), BTreeMap::new());
+    for (name, info) in file.tensors() {
+        let name = published.get(name).unwrap_or(name);
+        if info.element.float().is_none() {
+            quantised.insert(name.clone(), info.element.name().to_owned());
+        }
+        // what is quantised is widened when it is read
+        let dtype = info.element.float().unwrap_or(DType::F32);
+        tensors.insert(name.clone(), (info.shape.clone(), dtype));
+    }
+    Ok(Facts {
+        config,
+        tensors,
+        quantised,
+        carried: Shapes::new(),
+        stray: Vec::new(),
     })
 }
 
