@@ -13,7 +13,10 @@ mkdir -p "$dir"
 exec 9>"$dir/lock" # several checkouts share it
 command -v flock >/dev/null && flock 9
 
-command -v c++ >/dev/null || $([ "$(id -u)" = 0 ] || echo sudo) apt-get install -y -qq g++ >&2
+if ! command -v c++ >/dev/null; then
+  $([ "$(id -u)" = 0 ] || echo sudo) apt-get update -qq >&2
+  $([ "$(id -u)" = 0 ] || echo sudo) apt-get install -y -qq g++ >&2
+fi
 [ -x "$bin/cmake" ] && [ -x "$bin/ninja" ] || "$bin/pip" install --quiet --disable-pip-version-check 'cmake>=3.28,<5' ninja >&2
 
 if [ ! -e "$dir/source/ok" ]; then
