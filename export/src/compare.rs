@@ -1,6 +1,6 @@
 //! Two readings of a drafter held against each other: the same hidden states, logits and walks on the same target.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use dflash_model::formats::Source;
 use dflash_model::{BoundDrafter, Drafter, Drafting, Sampling, Target, TargetHead};
@@ -57,17 +57,21 @@ impl Compared {
 /// Drafts the same blocks with both on `target`; `exact` says that their numbers are the same.
 ///
 /// # Errors
-/// When one of them does not fit the target, or cannot be computed.
+/// When one of them does not fit the target, they tap different layers, or one cannot be computed.
 pub fn compare(a: &Source, b: &Source, exact: bool, target: &dyn Target) -> Result<Compared> {
     for source in [a, b] {
         source.config.check_target(target.info())?;
-        source.check_carried(target.head())?;
     }
     let head = target.head().in_f32()?;
     let device = head.embed.device();
     let (ours, theirs) = (bind(a, &head, device)?, bind(b, &head, device)?);
+    ensure!(
+        ours.taps() == theirs.taps(),
+        "the one taps layers {:?}, the other {:?}",
+        ours.taps(),
+        theirs.taps()
+    );
     let taps = example_taps(target, ours.taps())?;
-    let theirs_taps = example_taps(target, theirs.taps())?;
     let mut result = Compared {
         exact,
         blocks: 0,
@@ -77,8 +81,8 @@ pub fn compare(a: &Source, b: &Source, exact: bool, target: &dyn Target) -> Resu
     };
     for rows in CONTEXTS.iter().filter(|&&rows| rows <= taps.dims()[0]) {
         let anchor = example_token(*rows, a.config.vocab_size);
-        let first = block(&ours, &taps.narrow(0, 0, *rows)?, anchor)?;
-        let second = block(&theirs, &theirs_taps.narrow(0, 0, *rows)?, anchor)?;
+        let context = taps.narrow(0, 0, *rows)?;
+        let (first, second) = (block(&ours, &context, anchor)?, block(&theirs, &context, anchor)?);
         result.blocks += 1;
         result.hidden = result.hidden.max(difference(&first.hidden, &second.hidden)?);
         result.logits = result.logits.max(difference(&first.logits, &second.logits)?);

@@ -7,7 +7,8 @@ use candle_core::DType;
 use clap::{Args, ValueEnum};
 use dflash_data::target_hash;
 use dflash_eval::console::Failure;
-use dflash_model::folder::{Contents, Existing, ModelCard, PROVENANCE, place};
+use dflash_eval::load::load_target;
+use dflash_model::folder::{Contents, Existing, ModelCard, PROVENANCE, place, verify_written};
 use dflash_model::formats::{self, Format, Source, speculators};
 use dflash_model::{DrafterConfig, Target, TargetConfig, TargetInfo};
 use serde::Serialize;
@@ -151,7 +152,8 @@ impl Hf {
     /// # Errors
     /// When the source is not a whole drafter, the destination is taken, or writing fails.
     pub fn run(&self) -> Result<Conversion, Failure> {
-        let target = open_target(self.target.as_deref()).map_err(Failure::Input)?;
+        let target = self.target.as_deref().map(load_on_cpu).transpose();
+        let target = target.map_err(Failure::Input)?;
         let path = drafter_in(&self.source).map_err(Failure::Input)?;
         let info = target_info(&path, target.as_deref()).map_err(Failure::Input)?;
         let source = read_source(&path, info.as_ref()).map_err(Failure::Input)?;
@@ -161,8 +163,11 @@ impl Hf {
                 .map_err(|error| Failure::Input(error.into()))?;
         }
         let stored = self.dtype.dtype();
-        let provenance = self.provenance(&path, &source).map_err(Failure::Run)?;
-        let card = self.card.card(&path, &self.out, self.target.as_deref());
+        let own = own_provenance(&path);
+        let card = self.card.card(own.as_ref(), &self.out, self.target.as_deref());
+        let provenance = self
+            .provenance(&path, &source, own.as_ref(), &card)
+            .map_err(Failure::Run)?;
         let contents = Contents {
             config: &source.config,
             tensors: &source.tensors,
@@ -170,16 +175,18 @@ impl Hf {
             card: &card,
             provenance: &provenance,
         };
-        place(&self.out, existing(self.force), &|fresh| contents.write_into(fresh))
-            .map_err(|e| Failure::Run(e.into()))?;
-        let mut notes = carried_notes(&source, target.is_some());
-        notes.splice(0..0, source.notes.iter().cloned());
+        let fill = |fresh: &Path| {
+            contents.write_into(fresh)?;
+            verify_written(fresh, &source.tensors)
+        };
+        place(&self.out, existing(self.force), &fill).map_err(|e| Failure::Run(e.into()))?;
+        let mut notes = source.notes.clone();
+        notes.extend(carried_notes(&source, target.is_some()));
         finish(&self.source, &self.out, &source, stored, notes, target.as_deref()).map_err(Failure::Run)
     }
 
     /// Where the folder comes from, with all that the source says of itself.
-    fn provenance(&self, path: &Path, source: &Source) -> Result<Value> {
-        let card = self.card.card(path, &self.out, self.target.as_deref());
+    fn provenance(&self, path: &Path, source: &Source, own: Option<&Value>, card: &ModelCard) -> Result<Value> {
         let target = match &self.target {
             None => Value::Null,
             Some(folder) => json!({"path": folder, "hash": target_hash(folder)?}),
@@ -194,7 +201,7 @@ impl Hf {
                 "format": source.format.name(),
                 "hash": if path.is_dir() { Some(target_hash(path)?) } else { None },
                 "notes": source.notes,
-                "provenance": own_provenance(path),
+                "provenance": own,
             },
         }))
     }
@@ -212,24 +219,17 @@ impl Speculators {
     /// When the source is not a whole drafter for this target, the format cannot say it, the destination is taken, or
     /// writing fails.
     pub fn run(&self) -> Result<Conversion, Failure> {
-        let target = open_target(Some(&self.target)).map_err(Failure::Input)?;
-        let target = target.as_deref();
-        let info = target.map(|target| target.info().clone());
+        let target = load_on_cpu(&self.target).map_err(Failure::Input)?;
         let path = drafter_in(&self.source).map_err(Failure::Input)?;
-        let source = read_source(&path, info.as_ref()).map_err(Failure::Input)?;
+        let source = read_source(&path, Some(target.info())).map_err(Failure::Input)?;
         let verifier = self.verifier().map_err(Failure::Input)?;
-        let head = target.map(Target::head);
-        if let (Some(head), Some(info)) = (head, &info) {
-            let fits = source
-                .config
-                .check_target(info)
-                .and_then(|()| source.check_carried(head));
-            fits.map_err(|error| Failure::Input(error.into()))?;
-        }
+        let fits = source.config.check_target(target.info());
+        fits.and_then(|()| source.check_carried(target.head()))
+            .map_err(|error| Failure::Input(error.into()))?;
         let stored = self.dtype.dtype();
         // what the format cannot say is the input's fault
         speculators::config_json(&source.config, &verifier, stored).map_err(|e| Failure::Input(e.into()))?;
-        let carried = head.filter(|_| self.carry_matrices);
+        let carried = self.carry_matrices.then(|| target.head());
         speculators::write(&self.out, &source, &verifier, carried, stored, existing(self.force))
             .map_err(|e| Failure::Run(e.into()))?;
         let mut notes = source.notes.clone();
@@ -246,13 +246,11 @@ impl Speculators {
                     .to_owned(),
             );
         }
-        finish(&self.source, &self.out, &source, stored, notes, target).map_err(Failure::Run)
+        finish(&self.source, &self.out, &source, stored, notes, Some(target.as_ref())).map_err(Failure::Run)
     }
 
     fn verifier(&self) -> Result<speculators::Verifier> {
-        let path = self.target.join("config.json");
-        let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
-        let config: Value = serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?;
+        let config = formats::config_value(&self.target)?;
         let architectures = config["architectures"].as_array().into_iter().flatten();
         let name = match &self.verifier {
             Some(name) => name.clone(),
@@ -267,19 +265,12 @@ impl Speculators {
 
 impl CardOptions {
     /// The source's card with what the options say instead.
-    fn card(&self, source: &Path, out: &Path, target: Option<&Path>) -> ModelCard {
-        let own = own_provenance(source).and_then(|value| serde_json::from_value(value["card"].clone()).ok());
-        let name = || out.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let base = || target.map_or_else(|| "not stated".to_owned(), |target| target.display().to_string());
-        let mut card: ModelCard = own.unwrap_or_else(|| ModelCard {
-            name: name(),
-            base_model: base(),
-            base_revision: None,
-            license: None,
-            thinking: None,
-            data: None,
-            training_length: None,
-            acceptance: Vec::new(),
+    fn card(&self, own: Option<&Value>, out: &Path, target: Option<&Path>) -> ModelCard {
+        let own = own.and_then(|value| serde_json::from_value(value["card"].clone()).ok());
+        let mut card: ModelCard = own.unwrap_or_else(|| {
+            let name = out.file_name().unwrap_or_default().to_string_lossy();
+            let base = target.map_or_else(|| "not stated".to_owned(), |target| target.display().to_string());
+            ModelCard::named(name, base)
         });
         if let Some(name) = &self.name {
             card.name.clone_from(name);
@@ -354,14 +345,8 @@ fn read_source(path: &Path, info: Option<&TargetInfo>) -> Result<Source> {
     }
 }
 
-fn open_target(folder: Option<&Path>) -> Result<Option<Box<dyn Target>>> {
-    let Some(folder) = folder else { return Ok(None) };
-    ensure!(folder.is_dir(), "--target {}: no such folder", folder.display());
-    let device = candle_core::Device::Cpu;
-    let target = dflash_model::target::load(folder, &device, DType::F32);
-    target
-        .map(Some)
-        .with_context(|| format!("--target {}", folder.display()))
+fn load_on_cpu(folder: &Path) -> Result<Box<dyn Target>> {
+    load_target(folder, "cpu", false)
 }
 
 /// `dflash_export.json` of the source, if it has a readable one.
@@ -395,11 +380,7 @@ fn finish(
     notes: Vec<String>,
     target: Option<&dyn Target>,
 ) -> Result<Conversion> {
-    let mut info = target.map(|target| target.info().clone());
-    if info.is_none() {
-        info = target_info(out, None)?;
-    }
-    let written = formats::read(out, info.as_ref()).context("reading back what was written")?;
+    let written = formats::read(out, target.map(Target::info)).context("reading back what was written")?;
     let mut failures = Vec::new();
     if written.config != source.config {
         failures.push("the configuration that was written does not read back as the source's".to_owned());
@@ -409,10 +390,9 @@ fn finish(
         .tensors
         .values()
         .all(|tensor| tensor.dtype() == stored || stored == DType::F32);
-    let compared = match target {
-        None => None,
-        Some(target) => Some(compare(source, &written, exact, target)?),
-    };
+    let compared = target
+        .map(|target| compare(source, &written, exact, target))
+        .transpose()?;
     failures.extend(compared.iter().flat_map(Compared::failures));
     Ok(Conversion {
         source: from.display().to_string(),

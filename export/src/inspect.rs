@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use candle_core::DType;
 use dflash_model::folder::{DraftCounts, extra_files, read_config};
-use dflash_model::formats::{self, Facts, Format, Shapes};
+use dflash_model::formats::{self, Facts, Format};
 use dflash_model::{DrafterConfig, TargetConfig, TargetInfo, TensorFolder};
 use serde::Serialize;
 use serde_json::Value;
@@ -29,7 +29,7 @@ pub struct Inspection {
     /// Visibility rule of each layer.
     pub layers: Vec<Layer>,
     /// What each engine has to be told for full blocks.
-    pub draft_counts: Option<Counts>,
+    pub draft_counts: Option<DraftCounts>,
     /// Every stored tensor, by name.
     pub tensors: Vec<TensorRow>,
     /// Numbers in them.
@@ -53,19 +53,6 @@ pub struct Layer {
     pub window: Option<usize>,
     /// Whether a slot sees only itself and earlier slots of its block.
     pub causal: bool,
-}
-
-/// Tokens that each engine wants to be told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Counts {
-    /// `num_speculative_tokens`.
-    pub vllm: usize,
-    /// `--speculative-num-draft-tokens`.
-    pub sglang: usize,
-    /// `--spec-draft-n-max`.
-    pub llama_cpp: usize,
-    /// `num_speculative_tokens`.
-    pub max: usize,
 }
 
 /// One stored tensor.
@@ -100,11 +87,12 @@ pub fn inspect(path: &Path, target: Option<&Path>) -> Result<Inspection> {
     let mut seen = Seen {
         name: path.display().to_string(),
         format: format.unwrap_or(Format::Published),
-        raw: raw_config(path),
+        raw: formats::config_value(path).unwrap_or_default(),
         config: None,
         refused: None,
         tensors: BTreeMap::new(),
         stray: Vec::new(),
+        remote_code: path.join("dflash.py").exists(),
         target: info.clone(),
         target_name: target.map(|target| target.display().to_string()).or(named),
     };
@@ -122,13 +110,16 @@ pub fn inspect(path: &Path, target: Option<&Path>) -> Result<Inspection> {
         format: format.map(Format::name),
         method: config.map(method),
         layers: config.map(layers).unwrap_or_default(),
-        draft_counts: config.map(|config| draft_counts(config.block_size)),
+        draft_counts: config.map(|config| DraftCounts::of(config.block_size)),
         config: config.map(DrafterConfig::to_json).transpose()?,
         parameters: rows.iter().map(numbers).sum(),
         bytes: rows.iter().map(|row| row.bytes).sum(),
         tensors: rows,
         target: target.map(|target| target.display().to_string()),
-        warnings: warnings(format, &seen),
+        warnings: match format {
+            Some(Format::Published) => DrafterConfig::remarks(&seen.raw),
+            _ => Vec::new(),
+        },
         engines: if format.is_some() { judge(&seen) } else { Vec::new() },
         problems,
     })
@@ -146,59 +137,49 @@ fn look(
         Format::Gguf => None,
         Format::Published | Format::Speculators => kept(TensorFolder::open(path), problems),
     };
+    let read = folder.is_some() || format == Format::Gguf;
     if let Some(folder) = &folder {
         seen.tensors = folder
             .iter()
             .map(|(name, info)| (name.to_owned(), info.shape.clone()))
             .collect();
         seen.stray = kept(extra_files(folder), problems).unwrap_or_default();
-        if path.join("dflash.py").exists() {
-            seen.stray.push("dflash.py".to_owned());
-        }
     }
-    let mut rows: Vec<TensorRow> = folder.iter().flat_map(TensorFolder::iter).map(row).collect();
-    let facts = if folder.is_some() || format == Format::Gguf {
-        formats::facts(path, info)
+    let outcome = if read {
+        formats::facts(path, info).map(|facts| (facts.config.clone(), Some(facts)))
     } else {
         // the weights are a problem already; the configuration may be one, too
-        formats::detect(path)
-            .and_then(|_| read_config(path))
-            .map(|config| Facts {
-                config,
-                tensors: Shapes::new(),
-                quantised: BTreeMap::new(),
-                carried: Shapes::new(),
-                stray: Vec::new(),
-            })
+        read_config(path).map(|config| (config, None))
     };
-    match facts {
+    let facts = match outcome {
+        Ok((config, facts)) => {
+            seen.config = Some(config);
+            facts
+        }
         Err(error) => {
             seen.refused = Some(error.to_string());
             problems.push(error.to_string());
-            if folder.is_some() {
-                problems.extend(seen.stray.iter().filter(|file| *file != "dflash.py").cloned());
-            }
+            problems.extend(seen.stray.iter().cloned());
+            None
         }
-        Ok(facts) => {
-            if folder.is_some() || format == Format::Gguf {
-                problems.extend(facts.problems());
-                seen.tensors = facts
-                    .tensors
-                    .iter()
-                    .map(|(name, (shape, _))| (name.clone(), shape.clone()))
-                    .collect();
-            }
-            if format == Format::Gguf {
-                rows = facts
-                    .tensors
-                    .iter()
-                    .map(|(name, stored)| gguf_row(name, stored, &facts))
-                    .collect();
-            }
-            seen.config = Some(facts.config);
-        }
+    };
+    if let Some(facts) = &facts {
+        problems.extend(facts.problems());
+        seen.tensors = facts
+            .tensors
+            .iter()
+            .map(|(name, (shape, _))| (name.clone(), shape.clone()))
+            .collect();
     }
-    rows
+    match (folder, facts) {
+        (Some(folder), _) => folder.iter().map(row).collect(),
+        (None, Some(facts)) => facts
+            .tensors
+            .iter()
+            .map(|(name, stored)| gguf_row(name, stored, &facts))
+            .collect(),
+        (None, None) => Vec::new(),
+    }
 }
 
 impl Inspection {
@@ -284,22 +265,6 @@ impl Inspection {
     }
 }
 
-/// What a readable configuration leaves to guess, and where file and configuration disagree about the stored type.
-fn warnings(format: Option<Format>, seen: &Seen) -> Vec<String> {
-    if format != Some(Format::Published) {
-        return Vec::new();
-    }
-    DrafterConfig::remarks(&seen.raw)
-}
-
-/// `config.json` as it stands; null where there is none.
-fn raw_config(path: &Path) -> Value {
-    let bytes = std::fs::read(path.join("config.json")).ok();
-    bytes
-        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-        .unwrap_or_default()
-}
-
 /// The value, or its error among the problems.
 fn kept<T>(outcome: candle_core::Result<T>, problems: &mut Vec<String>) -> Option<T> {
     outcome.map_err(|error| problems.push(error.to_string())).ok()
@@ -317,21 +282,6 @@ fn layers(config: &DrafterConfig) -> Vec<Layer> {
     config.layers.iter().map(layer).collect()
 }
 
-fn draft_counts(block_size: usize) -> Counts {
-    let DraftCounts {
-        vllm,
-        sglang,
-        llama_cpp,
-        max,
-    } = DraftCounts::of(block_size);
-    Counts {
-        vllm,
-        sglang,
-        llama_cpp,
-        max,
-    }
-}
-
 fn row((name, info): (&str, &dflash_model::tensor_file::TensorInfo)) -> TensorRow {
     TensorRow {
         name: name.to_owned(),
@@ -345,14 +295,11 @@ fn row((name, info): (&str, &dflash_model::tensor_file::TensorInfo)) -> TensorRo
 fn gguf_row(name: &str, (shape, dtype): &(Vec<usize>, DType), facts: &Facts) -> TensorRow {
     let numbers: usize = shape.iter().product();
     let quantised = facts.quantised.get(name);
+    let bytes = quantised.and_then(|element| element.bytes(numbers as u64));
     TensorRow {
         name: name.to_owned(),
-        dtype: quantised.cloned().unwrap_or_else(|| dtype.as_str().to_owned()),
-        bytes: match quantised {
-            // 32 numbers of 8 bits and their 16-bit scale
-            Some(_) => (numbers / 32 * 34) as u64,
-            None => (numbers * dtype.size_in_bytes()) as u64,
-        },
+        dtype: quantised.map_or(dtype.as_str(), |element| element.name()).to_owned(),
+        bytes: bytes.unwrap_or((numbers * dtype.size_in_bytes()) as u64),
         shape: shape.clone(),
     }
 }

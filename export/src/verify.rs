@@ -75,13 +75,15 @@ impl Verification {
 pub fn compare_copy(path: &Path, target: &dyn Target) -> Result<Compared> {
     let source = formats::read(path, Some(target.info()))?;
     source.config.check_target(target.info())?;
+    source.check_carried(target.head())?;
     let place = tempfile::tempdir().context("a temporary folder for the copy")?;
     let copy = place.path().join("drafter");
     write(
         &copy,
         &source.config,
         &source.tensors,
-        &card(path),
+        // nobody keeps it
+        &ModelCard::named(path.display().to_string(), "the target of the original"),
         &json!({"copy_of": path}),
         Existing::Refuse,
     )?;
@@ -114,18 +116,4 @@ pub fn failures(copy: &Compared, report: Option<&Report>, lossless: bool, min_ac
         }
     }
     failures
-}
-
-/// The copy's card; nobody keeps it.
-fn card(folder: &Path) -> ModelCard {
-    ModelCard {
-        name: folder.display().to_string(),
-        base_model: String::from("the target of the original"),
-        base_revision: None,
-        license: None,
-        thinking: None,
-        data: None,
-        training_length: None,
-        acceptance: Vec::new(),
-    }
 }

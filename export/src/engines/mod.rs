@@ -1,6 +1,6 @@
 //! What each engine makes of a drafter: loads it, loads it when told more, misreads it without a word, or refuses it.
 //!
-//! [`rules`] holds what is known of each engine's reader, [`serve`] the command that starts it with the right count of
+//! `rules` holds what is known of each engine's reader, `serve` the command that starts it with the right count of
 //! drafts. The facts are those of the engines' sources and bug reports of autumn 2026, not of a run of them here: of the
 //! six only llama.cpp, PyPI dflash and its MLX port are run by `scripts/interop.sh`.
 
@@ -118,6 +118,8 @@ pub struct Seen {
     pub tensors: BTreeMap<String, Vec<usize>>,
     /// Files beside them that an engine may load.
     pub stray: Vec<String>,
+    /// Whether a `dflash.py` lies beside it, as in the first published folders.
+    pub remote_code: bool,
     /// The target's sizes, where known.
     pub target: Option<TargetInfo>,
     /// The target as an engine would be given it.

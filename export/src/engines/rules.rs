@@ -84,13 +84,7 @@ fn vllm(seen: &Seen, found: &mut Findings) {
         raw.taps().is_none() && raw.top("eagle_aux_hidden_state_layer_ids").is_none(),
         "without target_layer_ids three layers of EAGLE's rule are tapped, and fc does not fit",
     );
-    found.misread(
-        raw.theta().is_none(),
-        "rope_theta: missing, taken as 1e6 without a word",
-    );
-    if let Some(keys) = raw.foreign_rope() {
-        found.misread(true, keys);
-    }
+    rope(&raw, found, ", taken as 1e6 without a word");
     stray(seen, found);
     context(seen, found);
     found.flag(raw.is_dflash2(), "DFlash 2 needs the V2 model runner");
@@ -149,11 +143,7 @@ fn sglang(seen: &Seen, found: &mut Findings) {
             format!("{} and {}: both or neither", pair[0], pair[1]),
         );
     }
-    let types = raw.top("layer_types").and_then(Value::as_array).map(Vec::len);
-    found.refuse(
-        types.is_some_and(|types| types as u64 != layers),
-        "layer_types: expected one entry a layer",
-    );
+    layer_types(&raw, found);
     found.refuse(
         raw.slides().contains(&true) && raw.top("sliding_window").is_none(),
         "sliding layers without a sliding_window",
@@ -186,13 +176,7 @@ fn sglang(seen: &Seen, found: &mut Findings) {
     );
     let block = raw.either("block_size").is_none();
     found.misread(block, "block_size: missing, taken as 16 without a word");
-    found.misread(
-        raw.theta().is_none(),
-        "rope_theta: missing, taken from a default without a word",
-    );
-    if let Some(keys) = raw.foreign_rope() {
-        found.misread(true, keys);
-    }
+    rope(&raw, found, ", taken from a default without a word");
     let unsaid = raw.slides().contains(&true) && raw.top("is_causal").is_none() && raw.nested("causal").is_none();
     found.misread(
         unsaid
@@ -240,15 +224,7 @@ fn mlx(seen: &Seen, found: &mut Findings) {
             format!("dflash_config.{key}: read without a default"),
         );
     }
-    let layers = raw.size("num_hidden_layers");
-    let types = raw
-        .top("layer_types")
-        .and_then(Value::as_array)
-        .map(|types| types.len() as u64);
-    found.refuse(
-        types.is_some() && types != layers,
-        "layer_types: expected one entry a layer",
-    );
+    layer_types(&raw, found);
     Names::of(seen).strict(found);
     found.refuse(disguised(seen), "its DFlash has no module for layers.0.attention_conv");
     found.misread(
@@ -259,13 +235,7 @@ fn mlx(seen: &Seen, found: &mut Findings) {
         seen.stray.iter().any(|file| file.contains("weight file")),
         "loads every .safetensors of the folder, strictly",
     );
-    found.misread(
-        raw.theta().is_none(),
-        "rope_theta: missing, taken as 10,000 without a word",
-    );
-    if let Some(keys) = raw.foreign_rope() {
-        found.misread(true, keys);
-    }
+    rope(&raw, found, ", taken as 10,000 without a word");
     let (block, theta) = (raw.top("block_size").is_none(), raw.top("rope_theta").is_none());
     found.misread(
         block && raw.nested("block_size").is_some(),
@@ -281,7 +251,7 @@ fn transformers(seen: &Seen, found: &mut Findings) {
     let raw = Raw(&seen.raw);
     architecture(&raw, found);
     found.refuse(
-        raw.top("auto_map").is_some() && !seen.stray.iter().any(|file| file == "dflash.py"),
+        raw.top("auto_map").is_some() && !seen.remote_code,
         "auto_map names a dflash.py that is not in the folder",
     );
     found.refuse(
@@ -299,17 +269,11 @@ fn transformers(seen: &Seen, found: &mut Findings) {
         format!("skips {} with a warning", some(&names.unexpected)),
     );
     found.refuse(!names.misshapen.is_empty(), names.misshapen.join("; "));
-    found.misread(
-        raw.theta().is_none(),
-        "rope_theta: missing, taken as 10,000 without a word",
-    );
+    rope(&raw, found, ", taken as 10,000 without a word");
     found.misread(
         raw.disagreeing_theta(),
         "rope_theta: two values, the one in rope_parameters is read",
     );
-    if let Some(keys) = raw.foreign_rope() {
-        found.misread(true, keys);
-    }
     found.flag(
         true,
         "through the class of PyPI dflash; its benchmark takes Qwen3 and Llama targets alone",
@@ -358,24 +322,14 @@ fn max(seen: &Seen, found: &mut Findings) {
             .is_none_or(|block| block < 2),
         "dflash_config.block_size: expected at least 2",
     );
-    let types = raw
-        .top("layer_types")
-        .and_then(Value::as_array)
-        .map(|types| types.len() as u64);
-    found.refuse(
-        types.is_some() && types != raw.size("num_hidden_layers"),
-        "layer_types: expected one entry a layer",
-    );
+    layer_types(&raw, found);
     Names::of(seen).strict(found);
     let window = seen.config.as_ref().and_then(DrafterConfig::sliding_window);
     found.misread(
         window.is_some_and(|window| window != MAX_WINDOW),
         format!("sliding_window: taken as {MAX_WINDOW}, whatever the file says"),
     );
-    found.misread(raw.theta().is_none(), "rope_theta: missing");
-    if let Some(keys) = raw.foreign_rope() {
-        found.misread(true, keys);
-    }
+    rope(&raw, found, "");
     found.flag(true, "on a single device");
 }
 
@@ -392,6 +346,24 @@ fn architecture(raw: &Raw<'_>, found: &mut Findings) {
     found.misread(
         keys && name == Some("DFlashDraftModel"),
         "architectures says DFlash: convolution and selector of DFlash 2 are left out",
+    );
+}
+
+/// The RoPE base and nothing else; `assumed` says what the engine takes for a base that is missing.
+fn rope(raw: &Raw<'_>, found: &mut Findings, assumed: &str) {
+    found.misread(raw.theta().is_none(), format!("rope_theta: missing{assumed}"));
+    if let Some(keys) = raw.foreign_rope() {
+        found.misread(true, keys);
+    }
+}
+
+/// One type a layer, where types are given.
+fn layer_types(raw: &Raw<'_>, found: &mut Findings) {
+    let types = raw.top("layer_types").and_then(Value::as_array);
+    let types = types.map(|types| types.len() as u64);
+    found.refuse(
+        types.is_some() && types != raw.size("num_hidden_layers"),
+        "layer_types: expected one entry a layer",
     );
 }
 

@@ -1,7 +1,7 @@
 //! The command that starts an engine with a drafter. Most count drafts, SGLang counts the block with its anchor.
 
 use dflash_model::DrafterConfig;
-use dflash_model::folder::DraftCounts;
+use dflash_model::folder::{DraftCounts, shell};
 use dflash_model::formats::Format;
 
 use super::{Engine, Seen};
@@ -9,8 +9,8 @@ use super::{Engine, Seen};
 /// The command for `engine`, words quoted for a POSIX shell.
 pub(super) fn command(seen: &Seen, config: &DrafterConfig, engine: Engine) -> String {
     let counts = DraftCounts::of(config.block_size);
-    let target = word(seen.target_name.as_deref().unwrap_or("TARGET"));
-    let name = word(&seen.name);
+    let target = shell(seen.target_name.as_deref().unwrap_or("TARGET"));
+    let name = shell(&seen.name);
     let method = if config.is_dflash2() { "dflash2" } else { "dflash" };
     match engine {
         // the folder names its own target and count
@@ -21,7 +21,7 @@ pub(super) fn command(seen: &Seen, config: &DrafterConfig, engine: Engine) -> St
             });
             format!(
                 "vllm serve {target} --speculative-config {}",
-                word(&speculative.to_string())
+                shell(&speculative.to_string())
             )
         }
         Engine::Sglang => format!(
@@ -50,13 +50,4 @@ pub(super) fn command(seen: &Seen, config: &DrafterConfig, engine: Engine) -> St
             counts.max
         ),
     }
-}
-
-/// A word that a POSIX shell reads as it stands.
-fn word(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
 }

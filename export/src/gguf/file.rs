@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::quantized::QTensor;
 use candle_core::{DType, Device, Tensor};
 use clap::ValueEnum;
+use dflash_model::folder::sync_folder;
 use dflash_model::formats::gguf::{ElementType, GgufFile, Value};
 
 /// Bytes that the tensors are aligned to.
@@ -337,14 +338,4 @@ fn parent_of(path: &Path) -> &Path {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     }
-}
-
-/// Makes the new name durable, where the system can open a folder.
-fn sync_folder(folder: &Path) -> Result<()> {
-    if cfg!(unix) {
-        File::open(folder)
-            .and_then(|folder| folder.sync_all())
-            .with_context(|| folder.display().to_string())?;
-    }
-    Ok(())
 }

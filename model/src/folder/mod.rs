@@ -22,11 +22,11 @@ use candle_core::{DType, Result};
 
 use crate::drafter_config::DrafterConfig;
 
-pub use card::{ACCEPTANCE_DEFINITION, AcceptanceRow, DraftCounts, ModelCard};
+pub use card::{ACCEPTANCE_DEFINITION, AcceptanceRow, DraftCounts, ModelCard, shell};
 pub(crate) use read::verify_stored;
 pub use read::{check_finite, extra_files, list_problems, read_config, read_tensors, verify_written};
-pub use write::{Contents, Existing, place, write, write_files};
-pub(crate) use write::{pretty, sync_folder, write_tensors, write_text};
+pub use write::{Contents, Existing, place, sync_folder, write, write_files};
+pub(crate) use write::{pretty, write_tensors, write_text};
 
 /// Names of the files of the folder.
 pub const FILES: [&str; 4] = [CONFIG, TENSORS, CARD, PROVENANCE];

@@ -38,14 +38,9 @@ pub fn write(
     provenance: &Value,
     existing: Existing,
 ) -> Result<()> {
-    let contents = Contents {
-        config,
-        tensors,
-        stored: DType::BF16,
-        card,
-        provenance,
-    };
-    place(dir, existing, &|fresh| contents.write_into(fresh))
+    place(dir, existing, &|fresh| {
+        write_files(fresh, config, tensors, card, provenance)
+    })
 }
 
 /// Everything that a published folder is made of.
@@ -299,7 +294,10 @@ fn replace(fresh: &Path, dir: &Path, parent: &Path, name: &str) -> Result<()> {
 }
 
 /// Makes the names in a folder durable, where the system can open a folder.
-pub(crate) fn sync_folder(dir: &Path) -> Result<()> {
+///
+/// # Errors
+/// When the folder cannot be opened or flushed.
+pub fn sync_folder(dir: &Path) -> Result<()> {
     if cfg!(unix) {
         at(dir, File::open(dir).and_then(|folder| folder.sync_all()))?;
     }

@@ -74,8 +74,8 @@ pub struct Facts {
     pub config: DrafterConfig,
     /// What is stored under published names, whether it belongs there or not.
     pub tensors: Shapes,
-    /// Names of the stored types that are no type of a tensor here, by tensor: quantised ones.
-    pub quantised: BTreeMap<String, String>,
+    /// Stored types that are no type of a tensor here, by tensor: quantised ones.
+    pub quantised: BTreeMap<String, gguf::ElementType>,
     /// Embedding and head that came along.
     pub carried: Shapes,
     /// Files beside it that an engine would load, too.
@@ -210,7 +210,11 @@ pub fn read(path: &Path, target: Option<&TargetInfo>) -> Result<Source> {
     }
 }
 
-fn config_value(dir: &Path) -> Result<Value> {
+/// The folder's `config.json` as it stands.
+///
+/// # Errors
+/// When the file cannot be read or is not JSON.
+pub fn config_value(dir: &Path) -> Result<Value> {
     let path = dir.join("config.json");
     let bytes =
         std::fs::read(&path).map_err(|error| candle_core::Error::msg(format!("{}: {error}", path.display())))?;

@@ -64,26 +64,29 @@ pub(super) fn verifier(config: &Value) -> Option<String> {
 
 /// Configuration and tensor list of the folder.
 pub(super) fn facts(dir: &Path, config: &Value, target: Option<&TargetInfo>) -> Result<Facts> {
-    let folder = TensorFolder::open(dir)?;
-    let mut tensors = super::shapes(&folder);
+    facts_of(&TensorFolder::open(dir)?, config, target)
+}
+
+fn facts_of(folder: &TensorFolder, config: &Value, target: Option<&TargetInfo>) -> Result<Facts> {
+    let mut tensors = super::shapes(folder);
     let carried = [EMBEDDING, HEAD]
         .into_iter()
         .filter_map(|name| tensors.remove_entry(name))
         .collect();
     Ok(Facts {
-        config: published(dir, config, target)?,
+        config: published(folder.dir(), config, target)?,
         tensors,
         quantised: std::collections::BTreeMap::new(),
         carried,
-        stray: extra_files(&folder)?,
+        stray: extra_files(folder)?,
     })
 }
 
 /// Reads the drafter.
 pub(super) fn read(dir: &Path, config: &Value, target: Option<&TargetInfo>) -> Result<Source> {
-    let facts = facts(dir, config, target)?;
-    facts.check(dir)?;
     let folder = TensorFolder::open(dir)?;
+    let facts = facts_of(&folder, config, target)?;
+    facts.check(dir)?;
     let load = |names: Vec<&String>| -> Result<Tensors> {
         let one = |name: &String| {
             check_finite(&folder, name)?;

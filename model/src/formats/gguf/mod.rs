@@ -93,7 +93,7 @@ pub(super) fn facts(path: &Path, target: Option<&TargetInfo>) -> Result<Facts> {
     for (name, info) in file.tensors() {
         let name = published.get(name).unwrap_or(name);
         if info.element.float().is_none() {
-            quantised.insert(name.clone(), info.element.name().to_owned());
+            quantised.insert(name.clone(), info.element);
         }
         // what is quantised is widened when it is read
         let dtype = info.element.float().unwrap_or(DType::F32);
