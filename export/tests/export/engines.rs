@@ -212,3 +212,25 @@ fn verdicts_are_printed_and_in_json() {
     assert_eq!(json["engines"][0]["engine"], json!("vLLM"));
     assert_eq!(json["engines"][0]["verdict"], json!("loads_with_flags"));
 }
+
+/// The first published folders name a Python file that lies beside them; engines with a reader of their own pass it by.
+#[test]
+fn remote_code_is_asked_for_by_its_own_class_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("drafter");
+    publish(&dir, &dflash1());
+    edit_config(&dir, |config| {
+        config["auto_map"] = json!({"AutoModel": "dflash.DFlashDraftModel"});
+    });
+    let verdicts = || {
+        let found = inspect(&dir, Some(&demo("target"))).unwrap();
+        assert!(found.passed(), "{:?}", found.problems);
+        let verdicts = found.engines.iter().map(|judgement| judgement.verdict);
+        verdicts.collect::<Vec<_>>()
+    };
+    let without = verdicts();
+    std::fs::write(dir.join("dflash.py"), "").unwrap();
+    let with = verdicts();
+    assert_eq!((without[0], with[0]), (Verdict::Loads, Verdict::Loads));
+    assert_eq!((without[4], with[4]), (Verdict::Refuses, Verdict::LoadsWithFlags));
+}

@@ -78,16 +78,7 @@ pub(crate) fn publish(dir: &Path, config: &DrafterConfig) {
         .iter()
         .map(|(name, tensor)| (name.clone(), disturbed(tensor)))
         .collect();
-    let card = ModelCard {
-        name: "fresh".to_owned(),
-        base_model: "demo".to_owned(),
-        base_revision: None,
-        license: None,
-        thinking: None,
-        data: None,
-        training_length: None,
-        acceptance: Vec::new(),
-    };
+    let card = ModelCard::named("fresh", "demo");
     write(dir, config, &tensors, &card, &json!({}), Existing::Refuse).unwrap();
 }
 

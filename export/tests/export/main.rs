@@ -5,3 +5,4 @@
 mod conversions;
 mod engines;
 mod folders;
+mod gguf;

@@ -9,7 +9,7 @@ use dflash_model::formats;
 use dflash_model::formats::gguf::{ElementType, GgufFile, Value};
 use proptest::prelude::*;
 
-use crate::{dflash2, plan, source, target_of, write};
+use super::{dflash2, plan, source, target_of, write};
 
 fn whole() -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
@@ -353,7 +353,7 @@ fn a_value_that_is_not_finite_is_found_when_reading_and_before_writing() {
     let fc = wide.tensors["fc.weight"].clone();
     wide.tensors
         .insert("fc.weight".to_owned(), (fc.ones_like().unwrap() * 1e5).unwrap());
-    let message = crate::refused(write(&folder.path().join("half.gguf"), &wide, &target, Stored::F16));
+    let message = super::refused(write(&folder.path().join("half.gguf"), &wide, &target, Stored::F16));
     assert!(
         message.contains("fc.weight") && message.contains("too large for F16"),
         "{message}"

@@ -7,7 +7,7 @@ use dflash_model::formats::{self, Format};
 use dflash_model::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig};
 use proptest::prelude::*;
 
-use crate::{source, target_of, write};
+use super::{source, target_of, write};
 
 fn bits(tensor: &Tensor) -> Vec<u32> {
     let wide = tensor.flatten_all().unwrap().to_dtype(DType::F32).unwrap();
@@ -150,7 +150,7 @@ proptest! {
 /// What is read from a GGUF file is written as the same file again.
 #[test]
 fn a_second_generation_is_the_first_byte_for_byte() {
-    let config = crate::dflash2();
+    let config = super::dflash2();
     let target = target_of(&config, true);
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = (folder.path().join("first.gguf"), folder.path().join("second.gguf"));

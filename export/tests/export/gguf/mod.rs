@@ -1,14 +1,12 @@
 //! GGUF files: what is written is read back, what cannot be is refused by name, and no file makes the reader panic.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails like the test itself")]
-
 mod command;
 mod hostile;
 mod keys;
 mod round_trip;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
@@ -19,9 +17,7 @@ use dflash_model::formats::{Format, Source};
 use dflash_model::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig, TargetConfig};
 use serde_json::json;
 
-fn demo(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo").join(name)
-}
+use crate::folders::demo;
 
 /// A DFlash 2 of two layers, one sliding, for a target of 5 layers; H = 32, so the lattice of k = 5 just fits.
 fn dflash2() -> DrafterConfig {

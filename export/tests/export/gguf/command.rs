@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
 
 use candle_core::DType;
 use dflash_export::gguf::file::Stored;
@@ -11,15 +10,15 @@ use dflash_model::formats::gguf::GgufFile;
 use dflash_model::{DrafterConfig, TargetConfig, formats};
 use serde_json::{Value, json};
 
-use crate::{demo, dflash2, refused, source, target_of, write};
+use crate::folders;
 
+use super::{demo, dflash2, refused, source, target_of, write};
+
+/// Exit code, and all that was said.
 fn program(arguments: &[&str]) -> (i32, String) {
-    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_dflash-export"))
-        .args(arguments)
-        .output()
-        .unwrap();
-    let said = String::from_utf8([stdout, stderr].concat()).unwrap();
-    (status.code().unwrap(), said)
+    let output = folders::program(arguments);
+    let said = String::from_utf8([output.stdout.clone(), output.stderr.clone()].concat()).unwrap();
+    (folders::code(&output), said)
 }
 
 /// A drafter for the demo target, as a GGUF file.

@@ -7,7 +7,7 @@ use dflash_export::gguf::tokenizer::Tokenizer;
 use dflash_model::formats::gguf::{GgufFile, Value};
 use dflash_model::{DrafterConfig, TargetConfig};
 
-use crate::{demo, dflash, dflash2, plan, refused, source, target_of, tokenizer, write};
+use super::{demo, dflash, dflash2, plan, refused, source, target_of, tokenizer, write};
 
 /// Each key of a DFlash 2 for a Qwen3.5 target, with the number of its type on disk.
 const GOLDEN: [(&str, u32); 37] = [
