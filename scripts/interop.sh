@@ -37,4 +37,5 @@ for folder in "$@"; do
     --include-truncated --quiet --json "$work/decode.json" >/dev/null
   "$python" scripts/interop/zlab_decode.py "$target_model" "$folder" data/demo/heldout.jsonl "$work/decode.json"
 done
+scripts/interop/gguf.sh "$built" "$python" "${folders[@]}" # the same drafters in llama.cpp
 echo "interop: ${#folders[@]} folders, every walk equal"

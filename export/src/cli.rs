@@ -14,7 +14,10 @@ use dflash_eval::report::{Report, prepare_output, write_json};
 use dflash_model::{Target, device, target};
 use serde::Serialize;
 
+use crate::convert::{Conversion, Hf, Speculators};
+use crate::gguf;
 use crate::inspect::inspect;
+use crate::logits::{LogitsArgs, run_logits};
 use crate::verify::{Verification, compare_copy, failures};
 use crate::walk::walks;
 
@@ -39,6 +42,10 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Write the published folder that every engine reads, from a run or a drafter of any format.
+    Hf(Hf),
+    /// Write a folder of the speculators format.
+    Speculators(Speculators),
     /// Write a copy, reload it and compare; then decode prompts and look at the acceptance.
     Verify {
         /// Drafter folder.
@@ -77,6 +84,12 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         json: PathBuf,
     },
+    /// Write prompts as text and token ids and the target's logits after each token of the first, for other programs to repeat.
+    Logits(LogitsArgs),
+    /// Write the drafter as a GGUF file for llama.cpp.
+    Gguf(gguf::DrafterArgs),
+    /// Write the target as a GGUF file for llama.cpp.
+    GgufTarget(gguf::TargetArgs),
 }
 
 #[derive(Debug, Args)]
@@ -102,6 +115,8 @@ struct Common {
 pub fn run(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
         Command::Inspect { folder, target, json } => run_inspect(&folder, target.as_deref(), json),
+        Command::Hf(hf) => hf.run().and_then(|done| run_conversion(&done, hf.json())),
+        Command::Speculators(to) => to.run().and_then(|done| run_conversion(&done, to.json())),
         Command::Verify {
             folder,
             common,
@@ -128,6 +143,9 @@ pub fn run(cli: Cli) -> ExitCode {
             contexts,
             json,
         } => run_walk(&folder, &common, &prompts, contexts, &json),
+        Command::Logits(args) => run_logits(&args),
+        Command::Gguf(args) => gguf::run_drafter(&args),
+        Command::GgufTarget(args) => gguf::run_target(&args),
     };
     exit_code(outcome)
 }
@@ -136,6 +154,11 @@ fn run_inspect(folder: &Path, target: Option<&Path>, json: bool) -> Result<bool,
     let found = inspect(folder, target).map_err(Failure::Input)?;
     print(&found, found.table(), json)?;
     Ok(found.passed())
+}
+
+fn run_conversion(done: &Conversion, json: bool) -> Result<bool, Failure> {
+    print(done, done.table(), json)?;
+    Ok(done.passed())
 }
 
 /// The decode of a verification.

@@ -137,11 +137,11 @@ pub fn write(
     progress: &Progress,
     masters: &BTreeMap<String, Var>,
     optimizer: &AdamW,
-    publish: &dyn Fn(&Path) -> Result<()>,
+    publish: &dyn Fn(&Path, &Progress) -> Result<()>,
 ) -> Result<PathBuf> {
     let folder = step_folder(run_dir, progress.step);
     durable::replace_folder(&folder, &|partial| {
-        publish(partial)?;
+        publish(partial, progress)?;
         let state = partial.join("state");
         fs::create_dir(&state).with_context(|| format!("making {}", state.display()))?;
         let tensors: HashMap<&str, Tensor> = masters

@@ -89,7 +89,7 @@ pub fn train(
                 &materials.device,
             )
         },
-        publish: &|folder| publisher.write(folder, &params),
+        publish: &|folder, progress| publisher.write(folder, &params, Some(progress)),
         checkpoint_bytes: sizes.checkpoint(),
     };
     let ending = fit(&job, &mut optimizer, progress, display, stop).work()?;
