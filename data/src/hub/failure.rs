@@ -85,7 +85,7 @@ impl Connection {
                 "it is gated: accept its conditions on {endpoint}, then set HF_TOKEN to a token of that account (sent: {token})"
             ),
             Kind::NoAccess => format!("{endpoint} wants a valid token, set HF_TOKEN (sent: {token})"),
-            Kind::Forbidden => format!("{endpoint} does not allow it with {token}"),
+            Kind::Forbidden => format!("{endpoint} does not allow it with {token}, set HF_TOKEN to one that may"),
             Kind::NotFound => {
                 format!("{endpoint} does not have it, or hides it: for a private one set HF_TOKEN (sent: {token})")
             }
@@ -96,10 +96,15 @@ impl Connection {
         let message = format!("{subject}: {advice}: {cause}");
         Failure {
             kind,
-            message: match &self.token {
-                Some(token) => token.redacted(&message),
-                None => message,
-            },
+            message: self.redacted(&message),
+        }
+    }
+
+    /// `text` without the token.
+    pub(super) fn redacted(&self, text: &str) -> String {
+        match &self.token {
+            Some(token) => token.redacted(text),
+            None => text.to_owned(),
         }
     }
 }

@@ -3,18 +3,22 @@
 //! ```text
 //! reference   hf://org/name@revision/folder, and the name that goes on record
 //! folder      such a reference -> a folder of the hub's cache
+//! upload      files of this machine -> one commit; remote: what is there, admission: what may be sent
 //! wire        requests that the client has no call for
 //! token       where the token is found, and how it is kept out of texts
 //! intact      whether a cached file is what its name says
 //! ```
 
+mod admission;
 mod failure;
 mod folder;
 pub(crate) mod intact;
 mod reference;
+mod remote;
 #[cfg(test)]
 mod tests;
 mod token;
+mod upload;
 mod wire;
 
 use std::fmt;
@@ -23,12 +27,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use hf_hub::{HFClient, HFClientSync};
 
+pub use admission::INLINE_LIMIT;
 pub use failure::{Failure, Kind};
 pub use folder::{Transfer, Watch, fetch, folder};
 pub use intact::git_hash;
 pub use reference::{Reference, SCHEME, cached, is_commit, is_repository, on_record};
 pub use token::Token;
-pub use wire::Wire;
+pub use upload::{LocalFile, Upload, Uploaded};
+use wire::Wire;
 
 /// How the hub is reached.
 #[derive(Clone, Default)]

@@ -20,7 +20,7 @@ const PAUSES: [Duration; 3] = [
 ];
 
 /// Sends JSON and reads JSON.
-pub struct Wire<'c> {
+pub(super) struct Wire<'c> {
     connection: &'c Connection,
     client: reqwest::Client,
     runtime: tokio::runtime::Runtime,
@@ -31,7 +31,7 @@ impl<'c> Wire<'c> {
     ///
     /// # Errors
     /// When no client can be made.
-    pub fn new(connection: &'c Connection) -> Result<Self> {
+    pub(super) fn new(connection: &'c Connection) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         Ok(Self {
             connection,
@@ -44,7 +44,7 @@ impl<'c> Wire<'c> {
     ///
     /// # Errors
     /// About `subject`.
-    pub fn post(&self, path: &str, media: &'static str, body: &Value, subject: &str) -> Result<Value, Failure> {
+    pub(super) fn post(&self, path: &str, media: &'static str, body: &Value, subject: &str) -> Result<Value, Failure> {
         let mut pauses = PAUSES.iter();
         loop {
             let answer = self.runtime.block_on(self.attempt(path, media, body, subject));
