@@ -1,8 +1,12 @@
 //! Progress of long work: a bar on a terminal, a plain line now and then elsewhere, nothing when quiet.
 
 use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result};
+use dflash_data::hub::{self, Transfer, Watch};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::evaluate::Progress;
@@ -60,4 +64,44 @@ impl Display {
             );
         }
     }
+}
+
+/// The folder that an option names: itself, or for `hf://org/name@revision` one of the hub's cache, fetched with progress
+/// unless `quiet`.
+///
+/// # Errors
+/// Names the option; when the reference is none, or the hub or its cache do not have it.
+pub fn place(option: &str, path: &Path, quiet: bool) -> Result<PathBuf> {
+    hub::fetch(path, || (!quiet).then(|| transfer("download"))).with_context(|| option.to_owned())
+}
+
+/// Shows how far bytes have come, on standard error: a bar on a terminal, a plain line now and then elsewhere.
+pub fn transfer(label: &'static str) -> Watch {
+    if std::io::stderr().is_terminal() {
+        let style = ProgressStyle::with_template("{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+        bar.set_style(style.progress_chars("=> "));
+        bar.set_prefix(label);
+        return Box::new(move |Transfer { done, total }| {
+            bar.set_length(total);
+            bar.set_position(done);
+            if done == total {
+                bar.finish_and_clear();
+            }
+        });
+    }
+    let last = Mutex::new(None::<(Instant, u64)>);
+    Box::new(move |Transfer { done, total }| {
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        // the end is told once, however often it is reached
+        let due = match *last {
+            None => true,
+            Some((when, told)) => told < done && (done == total || when.elapsed() >= LINE_EVERY),
+        };
+        if due {
+            *last = Some((Instant::now(), done));
+            eprintln!("{label}: {done}/{total} bytes");
+        }
+    })
 }

@@ -18,6 +18,7 @@ use crate::convert::{Conversion, Hf, Speculators};
 use crate::gguf;
 use crate::inspect::inspect;
 use crate::logits::{LogitsArgs, run_logits};
+use crate::push::Push;
 use crate::verify::{Verification, compare_copy, failures};
 use crate::walk::walks;
 
@@ -86,6 +87,8 @@ enum Command {
     },
     /// Write prompts as text and token ids and the target's logits after each token of the first, for other programs to repeat.
     Logits(LogitsArgs),
+    /// Publish the folder on the Hugging Face hub, in one commit; the token comes from HF_TOKEN alone.
+    Push(Push),
     /// Write the drafter as a GGUF file for llama.cpp.
     Gguf(gguf::DrafterArgs),
     /// Write the target as a GGUF file for llama.cpp.
@@ -144,6 +147,7 @@ pub fn run(cli: Cli) -> ExitCode {
             json,
         } => run_walk(&folder, &common, &prompts, contexts, &json),
         Command::Logits(args) => run_logits(&args),
+        Command::Push(push) => push.run(),
         Command::Gguf(args) => gguf::run_drafter(&args),
         Command::GgufTarget(args) => gguf::run_target(&args),
     };

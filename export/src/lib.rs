@@ -5,6 +5,7 @@
 //! - [`walk`]: single drafted blocks with the tokens before them, for other implementations to compare with
 //! - [`logits`]: prompts and the target's logits, for the same purpose
 //! - [`gguf`]: drafter and target as files for llama.cpp
+//! - [`push`]: the folder to the Hugging Face hub
 //! - [`cli`]: the command line over them
 //!
 //! The format itself lives in `dflash_model::folder` and `dflash_model::drafter_config`.
@@ -16,5 +17,6 @@ pub mod engines;
 pub mod gguf;
 pub mod inspect;
 pub mod logits;
+pub mod push;
 pub mod verify;
 pub mod walk;

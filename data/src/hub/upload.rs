@@ -63,16 +63,40 @@ pub struct Uploaded {
     pub created: bool,
 }
 
-impl Hub {
-    /// Makes one commit of those files that the model does not have yet, or none when it has all.
+impl Upload<'_> {
+    /// Checks the names of repository and branch, before anybody hears of them.
     ///
     /// # Errors
-    /// Offline, without a token, when the hub refuses or cannot be reached, when the model has weights that are not among
-    /// the files, when a private one is asked for and it is public, and when a large file would travel inside the commit.
-    /// The model is as it was then, or new and empty, except where the error says that this is not known.
-    pub fn upload(&self, upload: &Upload<'_>, watch: Option<Watch>) -> Result<Uploaded> {
+    /// Naming the one that is none.
+    pub fn check(&self) -> Result<()> {
+        let repository = self.repository;
+        ensure!(
+            is_repository(repository),
+            "{repository:?}: expected a repository, org/name"
+        );
+        let Some(revision) = self.revision else { return Ok(()) };
+        ensure!(
+            !is_commit(revision),
+            "revision {revision}: expected a branch, found a commit, which never changes"
+        );
+        let reference = format!("{SCHEME}{repository}@{}", revision.replace('/', "%2F"));
+        let parsed = Reference::parse(Path::new(&reference)).with_context(|| format!("revision {revision:?}"))?;
+        ensure!(
+            parsed.is_some_and(|parsed| parsed.revision.as_deref() == Some(revision)),
+            "revision {revision:?}: expected a branch"
+        );
+        Ok(())
+    }
+}
+
+impl Hub {
+    /// Checks what can be checked without contacting anybody.
+    ///
+    /// # Errors
+    /// On a bad name, offline, and without a token.
+    pub fn may_upload(&self, upload: &Upload<'_>) -> Result<()> {
+        upload.check()?;
         let repository = upload.repository;
-        check_names(repository, upload.revision)?;
         ensure!(
             !self.is_offline(),
             "push to {repository}: HF_HUB_OFFLINE forbids to contact the hub"
@@ -81,6 +105,18 @@ impl Hub {
             self.token().is_some(),
             "push to {repository}: no token: set HF_TOKEN to one that may write there"
         );
+        Ok(())
+    }
+
+    /// Makes one commit of those files that the model does not have yet, or none when it has all.
+    ///
+    /// # Errors
+    /// Offline, without a token, when the hub refuses or cannot be reached, when the model has weights that are not among
+    /// the files, when a private one is asked for and it is public, and when a large file would travel inside the commit.
+    /// The model is as it was then, or new and empty, except where the error says that this is not known.
+    pub fn upload(&self, upload: &Upload<'_>, watch: Option<Watch>) -> Result<Uploaded> {
+        let repository = upload.repository;
+        self.may_upload(upload)?;
         let connection = self.connect()?;
         // whatever the hub says ends in a text, and it may say anything
         let clean = |error: anyhow::Error| anyhow!(connection.redacted(&format!("{error:#}")));
@@ -178,26 +214,6 @@ impl Hub {
             std::thread::sleep(*pause);
         }
     }
-}
-
-/// Checks `org/name` and a branch before anybody hears of them.
-fn check_names(repository: &str, revision: Option<&str>) -> Result<()> {
-    ensure!(
-        is_repository(repository),
-        "{repository:?}: expected a repository, org/name"
-    );
-    let Some(revision) = revision else { return Ok(()) };
-    ensure!(
-        !is_commit(revision),
-        "--revision {revision}: expected a branch, found a commit, which never changes"
-    );
-    let reference = format!("{SCHEME}{repository}@{}", revision.replace('/', "%2F"));
-    let parsed = Reference::parse(Path::new(&reference)).with_context(|| format!("--revision {revision}"))?;
-    ensure!(
-        parsed.is_some_and(|parsed| parsed.revision.as_deref() == Some(revision)),
-        "--revision {revision}: expected a branch"
-    );
-    Ok(())
 }
 
 /// What a commit whose answer was a failure came to: made, or not made and safe to try again (none).
