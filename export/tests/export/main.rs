@@ -6,3 +6,4 @@ mod conversions;
 mod engines;
 mod folders;
 mod gguf;
+mod hub;
