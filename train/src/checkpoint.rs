@@ -121,6 +121,7 @@ pub fn contract(config: &RunConfig) -> Result<BTreeMap<String, String>> {
         "taps.dir",
         "taps.shard_mib",
         "drafter.init_from",
+        "drafter.allow",
     ];
     keys.retain(|key, _| {
         let section = key.split('.').next().unwrap_or(key);

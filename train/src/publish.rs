@@ -33,6 +33,10 @@ impl Publisher {
             "tokenizer": materials.chat.tokenizer.hash(),
             "template": materials.chat.template.hash(),
         });
+        let start = match &config.drafter.init_from {
+            None => Value::Null,
+            Some(path) => json!({"path": path, "hash": target_hash(path)?}),
+        };
         let card = card(config);
         Ok(Self {
             drafter: materials.resolved.drafter.clone(),
@@ -42,6 +46,7 @@ impl Publisher {
                 "tool": "dflash-train",
                 "program": provenance::collect(),
                 "target": target,
+                "started_from": start,
                 "run": config,
             }),
             card,

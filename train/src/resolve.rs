@@ -8,6 +8,7 @@ use dflash_model::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig, TargetI
 
 use crate::config::{Algorithm, CodebookKind, DrafterSection, RunConfig};
 use crate::limits;
+use crate::warm_start::agree;
 
 /// Taps of a new drafter.
 const TAPS: usize = 5;
@@ -30,6 +31,14 @@ pub struct Resolved {
 /// Resolves `config` for a target, and for the drafter it starts from, if any.
 pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterConfig>) -> Result<Resolved> {
     let mut config = config.clone();
+    let allow = config.drafter.allow.clone();
+    match init {
+        Some(init) => agree::target(init, target, &allow)?,
+        None => ensure!(
+            allow.is_empty(),
+            "drafter.allow: only with drafter.init_from, there is nothing to differ from"
+        ),
+    }
     let layers = resolve_taps(&config, target, init)?;
     let section = &mut config.drafter;
 
@@ -125,7 +134,7 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
     limits::check(&config)?;
     check_shape(&drafter)?;
     if let Some(init) = init {
-        check_warm_start(&drafter, count, init)?;
+        agree::drafter(&drafter, init, &allow)?;
     }
     Ok(Resolved {
         config,
@@ -181,11 +190,11 @@ pub fn default_gamma(block_size: usize) -> Result<f64> {
 
 fn resolve_taps(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterConfig>) -> Result<Vec<usize>> {
     let layers = match (&config.taps.layers, init) {
-        (Some(layers), Some(init)) if *layers != init.target_layer_ids => bail!(
-            "taps.layers: the drafter started from reads {:?}, got {layers:?}",
-            init.target_layer_ids
-        ),
         (Some(layers), _) => layers.clone(),
+        // in a target of another depth the same numbers are other layers
+        (None, Some(init)) if init.num_target_layers != target.num_layers => {
+            default_taps(target.num_layers, init.target_layer_ids.len())?
+        }
         (None, Some(init)) => init.target_layer_ids.clone(),
         (None, None) => default_taps(target.num_layers, TAPS)?,
     };
@@ -306,44 +315,4 @@ fn check_shape(drafter: &DrafterConfig) -> Result<()> {
     }
     // what the published format asks for besides
     Ok(drafter.validate()?)
-}
-
-/// What a warm start may not change: everything that decides the shape of a tensor.
-fn check_warm_start(drafter: &DrafterConfig, count: usize, init: &DrafterConfig) -> Result<()> {
-    let same = |key: &str, wanted: usize, saved: usize| {
-        ensure!(
-            wanted == saved,
-            "drafter.{key}: the drafter started from has {saved}, got {wanted}"
-        );
-        Ok(())
-    };
-    same("layers", count, init.layers.len())?;
-    same("heads", drafter.num_heads, init.num_heads)?;
-    same("kv_heads", drafter.num_kv_heads, init.num_kv_heads)?;
-    same("head_dim", drafter.head_dim, init.head_dim)?;
-    same("ffn", drafter.intermediate_size, init.intermediate_size)?;
-    ensure!(
-        init.hidden_size == drafter.hidden_size
-            && init.vocab_size == drafter.vocab_size
-            && init.num_target_layers == drafter.num_target_layers,
-        "drafter.init_from: made for a target of width {}, {} rows and {} layers; this target has {}, {} and {}",
-        init.hidden_size,
-        init.vocab_size,
-        init.num_target_layers,
-        drafter.hidden_size,
-        drafter.vocab_size,
-        drafter.num_target_layers
-    );
-    ensure!(
-        drafter.conv.is_some() || init.conv.is_none() && init.selector.is_none(),
-        "drafter.algorithm: a DFlash 2 drafter cannot become \"dflash\""
-    );
-    if let (Some(conv), Some(saved)) = (drafter.conv, init.conv) {
-        same("conv_kernel", conv.kernel_size, saved.kernel_size)?;
-        same("conv_group", conv.group_size, saved.group_size)?;
-    }
-    if let (Some(selector), Some(saved)) = (drafter.selector, init.selector) {
-        same("selector_rank", selector.rank, saved.rank)?;
-    }
-    Ok(())
 }

@@ -103,7 +103,7 @@ pub fn train(
     Ok(ending)
 }
 
-/// Fresh variables, overwritten by the warm-start folder's tensors if there is one.
+/// Fresh variables, overwritten by the tensors of the drafter started from if there is one.
 pub fn parameters(materials: &Materials) -> Result<Params, Failure> {
     let resolved = &materials.resolved;
     let codebooks = match resolved.codebooks {
@@ -111,8 +111,10 @@ pub fn parameters(materials: &Materials) -> Result<Params, Failure> {
         CodebookKind::Free => Codebooks::Free,
     };
     let params = Params::init(&resolved.drafter, codebooks, resolved.config.seed, &materials.device).work()?;
-    if let Some(folder) = &resolved.config.drafter.init_from {
-        warm_start::load(&params, folder).context("drafter.init_from").input()?;
+    let section = &resolved.config.drafter;
+    if let Some(path) = &section.init_from {
+        let start = warm_start::read(path, materials.target.as_ref(), &section.allow).input()?;
+        warm_start::load(&params, &resolved.drafter, &start).input()?;
     }
     Ok(params)
 }
