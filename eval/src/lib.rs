@@ -5,7 +5,7 @@
 //! - [`mod@evaluate`]: generation mode over prompts, timed; [`mod@replay`]: the same counts over recorded text
 //! - [`lossless`]: speculative against plain text with trained, random, right and wrong drafters
 //! - [`server`]: acceptance of a drafter that vLLM, SGLang or llama.cpp serves
-//! - [`report`], [`table`]: JSON and terminal; [`load`], [`console`]: what command lines name and share
+//! - [`report`], [`table`]: JSON and terminal; [`load`], [`mod@folder`], [`console`]: what command lines name and share
 //! - [`scripted`], [`scripted_target`]: drafters and a target for tests, of this room and of those above
 
 pub mod acceptance;
@@ -18,6 +18,7 @@ pub mod compare;
 pub mod console;
 pub mod costs;
 pub mod evaluate;
+pub mod folder;
 pub mod load;
 pub mod lossless;
 mod measure;
@@ -44,6 +45,7 @@ pub mod width;
 
 pub use acceptance::{Counts, Tally};
 pub use evaluate::{Block, Options, Progress, evaluate};
+pub use folder::Folder;
 pub use replay::{Recording, replay, response_range};
 pub use report::{Report, Setting};
 pub use sampling::SamplingConfig;

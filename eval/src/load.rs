@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use candle_core::DType;
+use dflash_data::hub::on_record;
 pub use dflash_data::recipes::Selection;
 use dflash_data::recipes::{self, PromptSet, Recipe, Source, load_conversations};
 use dflash_data::{Chat, target_hash};
@@ -141,7 +142,7 @@ pub fn setting(target: &Path, device: &str, bf16: bool) -> Result<Setting> {
     ensure_folder("--target", target)?;
     let chat = Chat::load(target)?;
     Ok(Setting {
-        target: target.display().to_string(),
+        target: on_record(target),
         target_hash: target_hash(target)?,
         dtype: if bf16 { "bf16" } else { "f32" }.into(),
         device: device.into(),
@@ -182,7 +183,7 @@ pub fn bind(folder: &Path, without_selector: bool, target: &dyn Target, setting:
         );
     }
     let config = &drafter.config;
-    setting.drafter = folder.display().to_string();
+    setting.drafter = on_record(folder);
     setting.drafter_hash = target_hash(folder)?;
     setting.without_selector = without_selector;
     setting.block_size = config.block_size;

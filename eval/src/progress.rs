@@ -1,12 +1,10 @@
 //! Progress of long work: a bar on a terminal, a plain line now and then elsewhere, nothing when quiet.
 
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use dflash_data::hub::{self, Transfer, Watch};
+use dflash_data::hub::{Transfer, Watch};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::evaluate::Progress;
@@ -64,15 +62,6 @@ impl Display {
             );
         }
     }
-}
-
-/// The folder that an option names: itself, or for `hf://org/name@revision` one of the hub's cache, fetched with progress
-/// unless `quiet`.
-///
-/// # Errors
-/// Names the option; when the reference is none, or the hub or its cache do not have it.
-pub fn place(option: &str, path: &Path, quiet: bool) -> Result<PathBuf> {
-    hub::fetch(path, || (!quiet).then(|| transfer("download"))).with_context(|| option.to_owned())
 }
 
 /// Shows how far bytes have come, on standard error: a bar on a terminal, a plain line now and then elsewhere.

@@ -8,6 +8,7 @@ use candle_core::DType;
 use clap::{Args, Parser, Subcommand};
 use dflash_eval::console::{self, Failure, Precision, Switch, at_least_one, exit_code};
 use dflash_eval::evaluate::{Options, evaluate};
+use dflash_eval::folder::settle;
 use dflash_eval::load::{Loaded, PromptSource, Request, Selection, Thinking, load};
 use dflash_eval::progress::Display;
 use dflash_eval::report::{Report, prepare_output, write_json};
@@ -114,8 +115,35 @@ struct Common {
     quiet: bool,
 }
 
+impl Command {
+    /// Puts folders of this machine in the place of what is named on the hub, `hf://org/name@revision`.
+    fn fetch(&mut self) -> Result<()> {
+        match self {
+            Self::Inspect { folder, target, .. } => {
+                settle("FOLDER", folder, false)?;
+                target
+                    .as_mut()
+                    .map_or(Ok(()), |target| settle("--target", target, false))
+            }
+            Self::Verify { folder, common, .. } | Self::Walk { folder, common, .. } => {
+                settle("FOLDER", folder, common.quiet)?;
+                settle("--target", &mut common.target, common.quiet)
+            }
+            Self::Hf(args) => args.fetch(),
+            Self::Speculators(args) => args.fetch(),
+            Self::Push(args) => args.fetch(),
+            Self::Logits(args) => args.fetch(),
+            Self::Gguf(args) => args.fetch(),
+            Self::GgufTarget(args) => args.fetch(),
+        }
+    }
+}
+
 /// Runs a parsed command line and returns the exit code of the process.
-pub fn run(cli: Cli) -> ExitCode {
+pub fn run(mut cli: Cli) -> ExitCode {
+    if let Err(error) = cli.command.fetch() {
+        return exit_code(Err(Failure::Input(error)));
+    }
     let outcome = match cli.command {
         Command::Inspect { folder, target, json } => run_inspect(&folder, target.as_deref(), json),
         Command::Hf(hf) => hf.run().and_then(|done| run_conversion(&done, hf.json())),

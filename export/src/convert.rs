@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::DType;
 use clap::{Args, ValueEnum};
+use dflash_data::hub::{base_model, on_record};
 use dflash_data::target_hash;
 use dflash_eval::console::Failure;
+use dflash_eval::folder::settle;
 use dflash_eval::load::load_target;
 use dflash_model::folder::{Contents, Existing, ModelCard, PROVENANCE, place, verify_written};
 use dflash_model::formats::{self, Format, Source, speculators};
@@ -142,6 +144,16 @@ impl Conversion {
 }
 
 impl Hf {
+    /// Puts folders of this machine in the place of those on the hub.
+    ///
+    /// # Errors
+    /// When the hub does not have one.
+    pub fn fetch(&mut self) -> Result<()> {
+        settle("SOURCE", &mut self.source, false)?;
+        let target = self.target.as_mut();
+        target.map_or(Ok(()), |target| settle("--target", target, false))
+    }
+
     /// Whether JSON is asked for.
     pub fn json(&self) -> bool {
         self.json
@@ -189,7 +201,7 @@ impl Hf {
     fn provenance(&self, path: &Path, source: &Source, own: Option<&Value>, card: &ModelCard) -> Result<Value> {
         let target = match &self.target {
             None => Value::Null,
-            Some(folder) => json!({"path": folder, "hash": target_hash(folder)?}),
+            Some(folder) => json!({"path": on_record(folder), "hash": target_hash(folder)?}),
         };
         Ok(json!({
             "tool": "dflash-export",
@@ -197,7 +209,7 @@ impl Hf {
             "card": card,
             "target": target,
             "source": {
-                "path": path,
+                "path": on_record(path),
                 "format": source.format.name(),
                 "hash": if path.is_dir() { Some(target_hash(path)?) } else { None },
                 "notes": source.notes,
@@ -208,6 +220,15 @@ impl Hf {
 }
 
 impl Speculators {
+    /// Puts folders of this machine in the place of those on the hub.
+    ///
+    /// # Errors
+    /// When the hub does not have one.
+    pub fn fetch(&mut self) -> Result<()> {
+        settle("SOURCE", &mut self.source, false)?;
+        settle("--target", &mut self.target, false)
+    }
+
     /// Whether JSON is asked for.
     pub fn json(&self) -> bool {
         self.json
@@ -254,7 +275,7 @@ impl Speculators {
         let architectures = config["architectures"].as_array().into_iter().flatten();
         let name = match &self.verifier {
             Some(name) => name.clone(),
-            None => std::fs::canonicalize(&self.target)?.display().to_string(),
+            None => base_model(&std::fs::canonicalize(&self.target)?).0,
         };
         Ok(speculators::Verifier {
             name,
@@ -269,8 +290,11 @@ impl CardOptions {
         let own = own.and_then(|value| serde_json::from_value(value["card"].clone()).ok());
         let mut card: ModelCard = own.unwrap_or_else(|| {
             let name = out.file_name().unwrap_or_default().to_string_lossy();
-            let base = target.map_or_else(|| "not stated".to_owned(), |target| target.display().to_string());
-            ModelCard::named(name, base)
+            let (base, revision) = target.map_or_else(|| ("not stated".to_owned(), None), base_model);
+            ModelCard {
+                base_revision: revision,
+                ..ModelCard::named(name, base)
+            }
         });
         if let Some(name) = &self.name {
             card.name.clone_from(name);

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use candle_core::DType;
 use clap::Args;
 use dflash_eval::console::{Failure, at_least_one};
+use dflash_eval::folder::settle;
 use dflash_eval::load::{PromptSource, Request, Selection, Thinking, load_prompts, load_target, setting};
 use dflash_eval::report::{prepare_output, write_json};
 use dflash_model::{LogitRows, Target};
@@ -25,6 +26,16 @@ pub struct LogitsArgs {
     /// Where to write them.
     #[arg(long, value_name = "FILE")]
     json: PathBuf,
+}
+
+impl LogitsArgs {
+    /// Puts a folder of this machine in the place of one on the hub.
+    ///
+    /// # Errors
+    /// When the hub does not have it.
+    pub fn fetch(&mut self) -> Result<()> {
+        settle("FOLDER", &mut self.folder, false)
+    }
 }
 
 /// Prompts, and what the target makes of the first.

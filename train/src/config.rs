@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use dflash_model::ops::Compute;
 use serde::{Deserialize, Serialize};
 
+use crate::from_hub;
+
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -52,7 +54,9 @@ pub struct RunConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TargetSection {
-    /// Hugging Face folder of the target: `config.json`, safetensors, tokenizer and chat template.
+    /// Hugging Face folder of the target: `config.json`, safetensors, tokenizer and chat template; or
+    /// `hf://org/name@revision`.
+    #[serde(serialize_with = "from_hub::path")]
     pub path: PathBuf,
     /// Type that the target computes in: `f32` or `bf16`.
     #[serde(default)]
@@ -171,7 +175,8 @@ pub enum TapMode {
 #[serde(deny_unknown_fields, default)]
 pub struct DrafterSection {
     /// Drafter whose weights training starts from, in any format: published or speculators folder, or GGUF file; not the
-    /// same as `--resume`.
+    /// same as `--resume`. Or `hf://org/name@revision`.
+    #[serde(serialize_with = "from_hub::optional")]
     pub init_from: Option<PathBuf>,
     /// What may differ from that drafter although its weights then mean something else; also `--allow`.
     pub allow: Vec<Change>,

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow};
 use dflash_data::conversation::read_conversations;
 use dflash_data::files::sha256_hex;
+use dflash_data::hub::on_record;
 use dflash_data::target_hash;
 use dflash_data::tokens::prompt_tokens;
 use dflash_eval::evaluate::{Options, evaluate};
@@ -78,7 +79,7 @@ pub fn setting(materials: &Materials, prompts: &Path) -> Result<Setting> {
         target_hash: target_hash(&config.target.path)?,
         drafter_hash: target_hash(&folder)?,
         prompts_sha256: sha256_hex(&bytes),
-        target: config.target.path.display().to_string(),
+        target: on_record(&config.target.path),
         drafter: folder.display().to_string(),
         dtype: config.target.dtype.to_string(),
         device: config.target.device.clone(),

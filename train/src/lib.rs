@@ -15,6 +15,7 @@ pub mod examples;
 pub mod failure;
 pub mod fit;
 pub mod flops;
+pub mod from_hub;
 pub mod gradient;
 pub mod inputs;
 pub mod limits;

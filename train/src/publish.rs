@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use dflash_data::hub::{base_model, on_record};
 use dflash_data::target_hash;
 use dflash_eval::Report;
 use dflash_model::folder::{AcceptanceRow, ModelCard, PROVENANCE, verify_written, write_files};
@@ -28,14 +29,14 @@ impl Publisher {
     pub fn new(materials: &Materials) -> Result<Self> {
         let config = materials.config();
         let target = json!({
-            "path": config.target.path,
+            "path": on_record(&config.target.path),
             "hash": target_hash(&config.target.path)?,
             "tokenizer": materials.chat.tokenizer.hash(),
             "template": materials.chat.template.hash(),
         });
         let start = match &config.drafter.init_from {
             None => Value::Null,
-            Some(path) => json!({"path": path, "hash": target_hash(path)?}),
+            Some(path) => json!({"path": on_record(path), "hash": target_hash(path)?}),
         };
         let card = card(config);
         Ok(Self {
@@ -88,10 +89,11 @@ fn card(config: &RunConfig) -> ModelCard {
         (None, Some(path)) => Some(format!("the target's own answers to {}", path.display())),
         (None, None) => None,
     };
+    let (base_model, base_revision) = base_model(&config.target.path);
     ModelCard {
         name,
-        base_model: config.target.path.display().to_string(),
-        base_revision: None,
+        base_model,
+        base_revision,
         license: None,
         thinking: Some(if config.data.thinking { "on" } else { "off" }.to_owned()),
         data,

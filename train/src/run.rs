@@ -15,7 +15,8 @@ use crate::materials::Materials;
 use crate::progress::Display;
 use crate::signals::StopFlag;
 use crate::{
-    checkpoint, config_file, evaluation, examples, inputs, plan, prepare, provenance, source, training, warm_start,
+    checkpoint, config_file, evaluation, examples, from_hub, inputs, plan, prepare, provenance, source, training,
+    warm_start,
 };
 
 /// Does what the command line asks for and returns the exit code.
@@ -52,6 +53,7 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
     if let Some(threads) = config.threads {
         use_threads(threads).work()?;
     }
+    from_hub::fetch(&mut config, args.quiet).input()?;
     let materials = Materials::open(&config).input()?;
     let resolved = config_file::to_toml(materials.config()).work()?;
     if args.print_config {

@@ -31,7 +31,7 @@ pub use admission::INLINE_LIMIT;
 pub use failure::{Failure, Kind};
 pub use folder::{Transfer, Watch, fetch, folder};
 pub use intact::git_hash;
-pub use reference::{Reference, SCHEME, cached, is_commit, is_repository, on_record};
+pub use reference::{Reference, SCHEME, base_model, cached, is_commit, is_repository, on_record};
 pub use token::Token;
 pub use upload::{LocalFile, Upload, Uploaded};
 use wire::Wire;

@@ -98,6 +98,15 @@ pub fn on_record(path: &Path) -> String {
     }
 }
 
+/// The target that a drafter's card names for a target folder, and its commit: the repository for one in the hub's cache,
+/// else the path, without.
+pub fn base_model(path: &Path) -> (String, Option<String>) {
+    match cached(path) {
+        Some(reference) if reference.inner.is_none() => (reference.repository, reference.revision),
+        _ => (path.display().to_string(), None),
+    }
+}
+
 /// What a path in the hub's cache, `models--org--name/snapshots/COMMIT/..`, is a copy of.
 pub fn cached(path: &Path) -> Option<Reference> {
     let parts: Vec<&str> = path
@@ -235,6 +244,11 @@ mod tests {
         );
         let again = Reference::parse(Path::new(&on_record(Path::new(&folder)))).unwrap();
         assert_eq!(again.unwrap().revision.as_deref(), Some(commit));
+        assert_eq!(
+            base_model(Path::new(&folder)),
+            ("a/b".to_owned(), Some(commit.to_owned()))
+        );
+        assert_eq!(base_model(Path::new("/runs/target")), ("/runs/target".to_owned(), None));
         for path in [
             "runs/demo",
             "/cache/models--a--b/snapshots/main",

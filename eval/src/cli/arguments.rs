@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::console::{Failure, Precision, at_least_one, threads};
 use crate::evaluate::{Block, Options};
+use crate::folder::Folder;
 use crate::load::{Loaded, PromptSource, Request, Thinking, load};
 use crate::prompts::Prompts;
 use crate::report::{Report, csv, html, prepare_output, write_json, write_text};
@@ -17,10 +18,10 @@ use crate::sampling::SamplingConfig;
 /// The target and how it computes.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TargetArguments {
-    /// Target model folder (Hugging Face layout).
+    /// Target model folder (Hugging Face layout), or hf://org/name@revision.
     // optional here because `acceptance --server` has none; every other mode requires it
     #[arg(long, value_name = "FOLDER", required = true)]
-    pub(crate) target: Option<PathBuf>,
+    pub(crate) target: Option<Folder>,
     /// Where to compute.
     #[arg(long, default_value = "cpu", value_name = "cpu|metal|cuda")]
     pub(crate) device: String,
@@ -39,9 +40,10 @@ impl TargetArguments {
     /// The folder; modes that can do without one say so to the parser.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is none, or the hub does not have it.
     pub(crate) fn folder(&self) -> Result<&Path> {
-        self.target.as_deref().context("expected --target FOLDER")
+        let target = self.target.as_ref().context("expected --target FOLDER")?;
+        target.place("--target", self.quiet)
     }
 }
 
@@ -268,7 +270,7 @@ pub(crate) struct Prepared {
 /// Names option, file and what was expected.
 pub(crate) fn prepare(
     target: &TargetArguments,
-    drafter: &Path,
+    drafter: &Folder,
     draft: &DraftArguments,
     prompts: &PromptArguments,
     sampling: SamplingConfig,
@@ -303,13 +305,13 @@ pub(crate) fn prepare(
 /// What the options ask to load.
 pub(crate) fn request<'r>(
     target: &'r TargetArguments,
-    drafter: &'r Path,
+    drafter: &'r Folder,
     without_selector: bool,
     prompts: &'r PromptArguments,
 ) -> Result<Request<'r>> {
     Ok(Request {
         target: target.folder()?,
-        drafter,
+        drafter: drafter.place("--drafter", target.quiet)?,
         prompts: prompts.source()?,
         selection: prompts.selection(),
         device: &target.device,

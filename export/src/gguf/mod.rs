@@ -15,7 +15,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use dflash_data::hub::cached;
 use dflash_eval::console::{self, Failure};
+use dflash_eval::folder::settle;
 use dflash_model::formats;
 use dflash_model::formats::gguf::Value;
 use dflash_model::{TargetConfig, TensorFolder};
@@ -55,6 +57,27 @@ struct Output {
     /// Replace the file if it exists.
     #[arg(long)]
     force: bool,
+}
+
+impl DrafterArgs {
+    /// Puts folders of this machine in the place of those on the hub.
+    ///
+    /// # Errors
+    /// When the hub does not have one.
+    pub fn fetch(&mut self) -> Result<()> {
+        settle("SOURCE", &mut self.source, false)?;
+        settle("--target", &mut self.target, false)
+    }
+}
+
+impl TargetArgs {
+    /// Puts a folder of this machine in the place of one on the hub.
+    ///
+    /// # Errors
+    /// When the hub does not have it.
+    pub fn fetch(&mut self) -> Result<()> {
+        settle("FOLDER", &mut self.folder, false)
+    }
 }
 
 /// Writes a drafter.
@@ -167,6 +190,12 @@ fn number(number: f64) -> Value {
 
 /// The last part of a path, for people; the whole path when it has none.
 fn name_of(path: &Path) -> String {
+    if let Some(reference) = cached(path) {
+        // the folder is named by a commit
+        let inner = reference.inner.as_deref().unwrap_or(&reference.repository);
+        let name = inner.rsplit('/').next().unwrap_or(inner);
+        return name.strip_suffix(".gguf").unwrap_or(name).to_owned();
+    }
     let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     let name = whole.file_stem().or_else(|| whole.file_name());
     name.map_or_else(

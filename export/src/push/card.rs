@@ -28,7 +28,8 @@ pub fn check(card: &str, repository: &str) -> Result<Vec<String>> {
     let head = head(card)?;
     let values = |key: &str, hint: &str| {
         let values = head.get(key).filter(|values| !values.is_empty());
-        values.with_context(|| format!("{key}: missing. Write it there, or make the folder with dflash-export hf{hint}"))
+        values
+            .with_context(|| format!("{key}: missing. Write it there, or make the folder with dflash-export hf{hint}"))
     };
     values("license", " --license LICENCE")?;
     for base in values("base_model", " --base-model ORG/NAME")? {
@@ -133,7 +134,11 @@ mod tests {
             "# ours\nlicense: mit # really\nmodel-index:\n- name: x\n  results: []\nbase_model: org/target\ntags:\n  - dflash",
         ] {
             let notes = check(&format!("---\n{head}\n---\n# org/drafter\n"), "org/drafter").unwrap();
-            assert_eq!(notes, ["README.md: no table of acceptance with its definition"], "{head}");
+            assert_eq!(
+                notes,
+                ["README.md: no table of acceptance with its definition"],
+                "{head}"
+            );
         }
     }
 
@@ -144,12 +149,24 @@ mod tests {
             ("# org/drafter", "first line of three dashes"),
             ("---\nlicense: mit", "no second line"),
             ("---\nbase_model: a/b\ntags: [dflash]\n---\n", "license: missing"),
-            ("---\nlicense: null\nbase_model: a/b\ntags: [dflash]\n---\n", "license: missing"),
+            (
+                "---\nlicense: null\nbase_model: a/b\ntags: [dflash]\n---\n",
+                "license: missing",
+            ),
             ("---\nlicense: mit\ntags: [dflash]\n---\n", "base_model: missing"),
-            ("---\nlicense: mit\nbase_model: /runs/x\ntags: [dflash]\n---\n", "base_model: expected"),
-            ("---\nlicense: mit\nbase_model: not stated\ntags: [dflash]\n---\n", "base_model: expected"),
+            (
+                "---\nlicense: mit\nbase_model: /runs/x\ntags: [dflash]\n---\n",
+                "base_model: expected",
+            ),
+            (
+                "---\nlicense: mit\nbase_model: not stated\ntags: [dflash]\n---\n",
+                "base_model: expected",
+            ),
             ("---\nlicense: mit\nbase_model: a/b\n---\n", "tags: missing"),
-            ("---\nlicense: mit\nbase_model: a/b\ntags:\n- vllm\n---\n", "tags: expected dflash"),
+            (
+                "---\nlicense: mit\nbase_model: a/b\ntags:\n- vllm\n---\n",
+                "tags: expected dflash",
+            ),
             ("---\nlicense: mit\nlicense: mit\n---\n", "license stands there twice"),
             ("---\nlicense: \"mit\n---\n", "not a string"),
             ("---\n\tlicense: mit\n---\n", "a tab"),

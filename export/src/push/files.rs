@@ -121,9 +121,7 @@ fn code_files(config: &Value) -> BTreeSet<String> {
 fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => name == pattern,
-        Some((start, end)) => {
-            name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
-        }
+        Some((start, end)) => name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end),
     }
 }
 

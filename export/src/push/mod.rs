@@ -13,7 +13,8 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use dflash_data::hub::{Hub, Upload, Uploaded, Watch};
 use dflash_eval::console::{self, Failure};
-use dflash_eval::progress::{place, transfer};
+use dflash_eval::folder::settle;
+use dflash_eval::progress::transfer;
 use dflash_model::formats;
 
 use crate::convert::{drafter_in, target_info};
@@ -55,6 +56,14 @@ struct Checked {
 }
 
 impl Push {
+    /// Puts a folder of this machine in the place of one on the hub.
+    ///
+    /// # Errors
+    /// When the hub does not have it.
+    pub fn fetch(&mut self) -> Result<()> {
+        settle("FOLDER", &mut self.folder, self.quiet)
+    }
+
     /// Checks and sends, or with `--dry-run` checks and tells.
     ///
     /// # Errors
@@ -78,7 +87,8 @@ impl Push {
         };
         if self.dry_run {
             upload.check().map_err(Failure::Input)?;
-            let text = self.listing(&checked) + &format!("card\n{}dry run     nothing was sent\n", indented(&checked.card));
+            let text =
+                self.listing(&checked) + &format!("card\n{}dry run     nothing was sent\n", indented(&checked.card));
             console::print(&text).map_err(Failure::Run)?;
             return Ok(true);
         }
@@ -92,9 +102,8 @@ impl Push {
 
     /// Reads everything that is to be sent.
     fn check(&self, hub: &Hub) -> Result<Checked> {
-        let place = place("FOLDER", &self.folder, self.quiet)?;
-        ensure!(place.is_dir(), "{}: no such folder", self.folder.display());
-        let folder = drafter_in(&place)?;
+        ensure!(self.folder.is_dir(), "{}: no such folder", self.folder.display());
+        let folder = drafter_in(&self.folder)?;
         let method = check_drafter(&folder)?;
         let path = folder.join("README.md");
         let card = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
@@ -151,7 +160,10 @@ fn outcome(uploaded: &Uploaded) -> String {
         let _ = writeln!(text, "created     the repository is new");
     }
     if uploaded.sent.is_empty() {
-        let _ = writeln!(text, "unchanged   the repository has all files already; no commit was made");
+        let _ = writeln!(
+            text,
+            "unchanged   the repository has all files already; no commit was made"
+        );
     } else {
         let _ = writeln!(
             text,

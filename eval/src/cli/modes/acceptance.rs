@@ -1,7 +1,5 @@
 //! `dflash-eval acceptance`: the real loop over prompts, here or (`--server`) in an engine that serves the drafter.
 
-use std::path::PathBuf;
-
 use anyhow::Context;
 use clap::Args;
 
@@ -11,6 +9,7 @@ use crate::cli::arguments::{
 use crate::cli::modes::server::{Given, ServerArguments, run_given};
 use crate::console::{Failure, print};
 use crate::evaluate::evaluate;
+use crate::folder::Folder;
 use crate::progress::Display;
 use crate::prompts::Prompts;
 use crate::table;
@@ -41,9 +40,9 @@ const THERE_ONLY: [&str; 5] = ["engine", "model", "concurrency", "timeout", "api
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: TargetArguments,
-    /// Drafter folder (published layout).
+    /// Drafter folder, or hf://org/name@revision.
     #[arg(long, value_name = "FOLDER", required_unless_present = "server")]
-    drafter: Option<PathBuf>,
+    drafter: Option<Folder>,
     /// Measure what a server of vLLM, SGLang or llama.cpp accepts instead: http://HOST:PORT.
     #[arg(long, value_name = "URL", conflicts_with_all = HERE_ONLY)]
     server: Option<String>,
@@ -84,7 +83,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
         let sampling = arguments.sampling.config()?;
         prepare(
             &arguments.target,
-            arguments.drafter.as_deref().context("--drafter is missing")?,
+            arguments.drafter.as_ref().context("--drafter is missing")?,
             &arguments.draft,
             &arguments.prompts,
             sampling,

@@ -1,16 +1,15 @@
 //! `dflash-eval chat`: a live view of what is accepted.
 
-use std::io::{BufRead, IsTerminal, Write};
-use std::path::PathBuf;
-
 use anyhow::{Context, Result};
 use clap::Args;
 use dflash_data::Chat;
+use std::io::{BufRead, IsTerminal, Write};
 
 use crate::chat::{Talk, summary};
 use crate::cli::arguments::{DraftArguments, SamplingArguments, TargetArguments, ThinkingName, use_threads};
 use crate::console::{Failure, Precision, at_least_one};
 use crate::evaluate::Options;
+use crate::folder::Folder;
 use crate::load::{bind, load_target, setting};
 
 /// Options of the mode.
@@ -18,9 +17,9 @@ use crate::load::{bind, load_target, setting};
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: TargetArguments,
-    /// Drafter folder (published layout).
+    /// Drafter folder, or hf://org/name@revision.
     #[arg(long, value_name = "FOLDER")]
-    drafter: PathBuf,
+    drafter: Folder,
     #[command(flatten)]
     draft: DraftArguments,
     #[command(flatten)]
@@ -58,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
         let chat = Chat::load(of.folder()?)?;
         let target = load_target(of.folder()?, &of.device, bf16)?;
         let drafting = bind(
-            &arguments.drafter,
+            arguments.drafter.place("--drafter", of.quiet)?,
             arguments.draft.without_selector,
             target.as_ref(),
             &mut setting,

@@ -1,7 +1,5 @@
 //! `dflash-eval compare`: several drafters, one set of prompts.
 
-use std::path::PathBuf;
-
 use anyhow::{Context, ensure};
 use clap::Args;
 use dflash_model::Drafting;
@@ -11,6 +9,7 @@ use crate::cli::arguments::{
 };
 use crate::compare::compare;
 use crate::console::{Failure, print};
+use crate::folder::Folder;
 use crate::load::bind;
 use crate::progress::Display;
 use crate::prompts::Prompts;
@@ -23,7 +22,7 @@ pub(crate) struct Arguments {
     target: TargetArguments,
     /// A drafter folder; give the option twice or more. The first is what the others are compared with.
     #[arg(long = "drafter", value_name = "FOLDER", required = true)]
-    drafters: Vec<PathBuf>,
+    drafters: Vec<Folder>,
     #[command(flatten)]
     draft: DraftArguments,
     #[command(flatten)]
@@ -63,12 +62,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
         for folder in &arguments.drafters[1..] {
             let mut options = first.options.clone();
             let bound = bind(
-                folder,
+                folder.place("--drafter", of.quiet)?,
                 draft.without_selector,
                 first.loaded.target.as_ref(),
                 &mut options.setting,
             )?;
-            let named = || format!("--block for {}", folder.display());
+            let named = || format!("--block for {}", folder.named().display());
             options.setting.block_size_used = options.width(&bound).with_context(named)?.most() + 1;
             others.push((bound, options));
         }

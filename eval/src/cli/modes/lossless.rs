@@ -1,11 +1,10 @@
 //! `dflash-eval lossless`: is the text the target's own?
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
 
 use crate::cli::arguments::{DraftArguments, OutputArguments, PromptArguments, TargetArguments, prepare};
 use crate::console::{Failure, print};
+use crate::folder::Folder;
 use crate::lossless::{Kind, default_tolerance, lossless};
 use crate::progress::Display;
 use crate::prompts::Prompts;
@@ -17,9 +16,9 @@ use crate::table;
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: TargetArguments,
-    /// Drafter folder (published layout).
+    /// Drafter folder, or hf://org/name@revision.
     #[arg(long, value_name = "FOLDER")]
-    drafter: PathBuf,
+    drafter: Folder,
     #[command(flatten)]
     draft: DraftArguments,
     #[command(flatten)]

@@ -9,6 +9,7 @@ use dflash_data::recipes::Order;
 use crate::cli::arguments::{DraftArguments, OutputArguments, PromptArguments, TargetArguments, prepare};
 use crate::console::{Failure, print};
 use crate::evaluate::Block;
+use crate::folder::Folder;
 use crate::progress::Display;
 use crate::recorded::{Comparison, Record, drafting_differences, from_conversations, from_report, replay_all};
 use crate::report::Report;
@@ -20,9 +21,9 @@ use crate::table;
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: TargetArguments,
-    /// Drafter folder (published layout).
+    /// Drafter folder, or hf://org/name@revision.
     #[arg(long, value_name = "FOLDER")]
-    drafter: PathBuf,
+    drafter: Folder,
     #[command(flatten)]
     draft: DraftArguments,
     #[command(flatten)]

@@ -1,12 +1,11 @@
 //! `dflash-eval speed`: the parts, timed.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use dflash_model::Drafting;
 
 use crate::cli::arguments::{OutputArguments, TargetArguments, use_threads};
 use crate::console::{Failure, Precision, at_least_one, print};
+use crate::folder::Folder;
 use crate::load::{bind, load_target, setting};
 use crate::speed::{check, speed};
 use crate::table;
@@ -21,7 +20,7 @@ pub(crate) struct Arguments {
     target: TargetArguments,
     /// Drafter folder; without one only the target is timed.
     #[arg(long, value_name = "FOLDER")]
-    drafter: Option<PathBuf>,
+    drafter: Option<Folder>,
     /// Leave the selector out.
     #[arg(long, requires = "drafter")]
     without_selector: bool,
@@ -44,7 +43,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
         let mut setting = setting(of.folder()?, &of.device, bf16)?;
         let target = load_target(of.folder()?, &of.device, bf16)?;
         let drafting = match &arguments.drafter {
-            Some(folder) => Some(bind(folder, arguments.without_selector, target.as_ref(), &mut setting)?),
+            Some(folder) => Some(bind(
+                folder.place("--drafter", of.quiet)?,
+                arguments.without_selector,
+                target.as_ref(),
+                &mut setting,
+            )?),
             None => None,
         };
         let rows = arguments

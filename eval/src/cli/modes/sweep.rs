@@ -1,14 +1,15 @@
 //! `dflash-eval sweep`: a grid of block sizes and context lengths.
 
-use std::path::PathBuf;
-
 use anyhow::Context;
 use clap::Args;
 use dflash_model::Drafting;
 
+use std::ffi::OsString;
+
 use crate::cli::arguments::{OutputArguments, PromptArguments, TargetArguments, request, use_threads};
 use crate::console::{Failure, Precision, print};
 use crate::evaluate::Options;
+use crate::folder::Folder;
 use crate::load::{bind, load_prompts, load_target, setting};
 use crate::progress::Display;
 use crate::prompts::Prompts;
@@ -22,7 +23,7 @@ pub(crate) struct Arguments {
     target: TargetArguments,
     /// Drafter folder; with --scripted only its time is taken.
     #[arg(long, value_name = "FOLDER", required_unless_present = "scripted")]
-    drafter: Option<PathBuf>,
+    drafter: Option<Folder>,
     /// A scripted drafter instead: each draft is right with this chance, given the ones before.
     #[arg(long, value_name = "CHANCE")]
     scripted: Option<f64>,
@@ -50,12 +51,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
         arguments.output.check()?;
         use_threads(of.threads)?;
         let mut setting = setting(of.folder()?, &of.device, of.dtype == Precision::Bf16)?;
-        let no_drafter = PathBuf::new();
+        let no_drafter = Folder::from(OsString::new());
         let folder = arguments.drafter.as_ref().unwrap_or(&no_drafter);
         let prompts = load_prompts(&request(of, folder, arguments.without_selector, from)?, &mut setting)?;
         let target = load_target(of.folder()?, &of.device, of.dtype == Precision::Bf16)?;
         let drafting = match &arguments.drafter {
-            Some(folder) => Some(bind(folder, arguments.without_selector, target.as_ref(), &mut setting)?),
+            Some(folder) => Some(bind(
+                folder.place("--drafter", of.quiet)?,
+                arguments.without_selector,
+                target.as_ref(),
+                &mut setting,
+            )?),
             None => None,
         };
         setting.max_new = from.max_new;

@@ -39,7 +39,10 @@ fn a_repository_that_appears_meanwhile_is_used() {
     let scene = Scene::new();
     scene.stub.fail("repos/create", &[Fault::Lost]);
     scene.push(&[]).passed();
-    assert_eq!((scene.stub.commits(REPO, "main"), scene.stub.count("repos/create")), (1, 2));
+    assert_eq!(
+        (scene.stub.commits(REPO, "main"), scene.stub.count("repos/create")),
+        (1, 2)
+    );
 }
 
 #[test]
@@ -53,7 +56,9 @@ fn the_hub_s_own_trouble_is_waited_out_and_not_for_ever() {
 
     let scene = Scene::new();
     scene.stub.fail("/commit/", &[Fault::Status(500); 9]);
-    scene.push(&[]).refused(1, &[REPO, "nothing was committed", "answers with an error"]);
+    scene
+        .push(&[])
+        .refused(1, &[REPO, "nothing was committed", "answers with an error"]);
     assert_eq!((scene.stub.commits(REPO, "main"), scene.stub.count("/commit/")), (0, 3));
     scene.check_secrets();
 }
@@ -62,7 +67,9 @@ fn the_hub_s_own_trouble_is_waited_out_and_not_for_ever() {
 fn an_upload_that_breaks_off_leaves_nothing_and_the_next_one_repairs() {
     let scene = Scene::new();
     scene.stub.fail("/commit/", &[Fault::Cut; 3]);
-    scene.push(&[]).refused(1, &[REPO, "nothing was committed", "the connection broke"]);
+    scene
+        .push(&[])
+        .refused(1, &[REPO, "nothing was committed", "the connection broke"]);
     assert_eq!((scene.stub.commits(REPO, "main"), scene.stub.count("/commit/")), (0, 3));
     assert_eq!(scene.stub.files(REPO, "main").len(), 1);
     scene.push(&[]).passed();
@@ -89,7 +96,11 @@ fn a_commit_whose_answer_is_lost_is_not_made_twice() {
         let scene = Scene::new();
         scene.stub.fail("/commit/", &[fault]);
         let out = scene.push(&[]).passed();
-        assert_eq!((scene.stub.commits(REPO, "main"), scene.stub.count("/commit/")), (1, 1), "{fault:?}");
+        assert_eq!(
+            (scene.stub.commits(REPO, "main"), scene.stub.count("/commit/")),
+            (1, 1),
+            "{fault:?}"
+        );
         let head = scene.stub.state().models[REPO].branches["main"].last().unwrap().clone();
         assert!(out.contains(&format!("/commit/{head}")), "{fault:?}: {out}");
     }
@@ -99,6 +110,8 @@ fn a_commit_whose_answer_is_lost_is_not_made_twice() {
 fn a_proposal_whose_answer_is_lost_is_not_made_twice() {
     let scene = Scene::new();
     scene.stub.fail("/commit/", &[Fault::Lost]);
-    scene.push(&["--create-pr"]).refused(1, &["Whether the proposal was made is not known", "/discussions"]);
+    scene
+        .push(&["--create-pr"])
+        .refused(1, &["Whether the proposal was made is not known", "/discussions"]);
     assert_eq!(scene.stub.state().models[REPO].proposals.len(), 1);
 }

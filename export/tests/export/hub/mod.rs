@@ -70,15 +70,26 @@ impl Scene {
                 .headers
                 .iter()
                 .filter(|line| !line.to_ascii_lowercase().starts_with("authorization:"));
-            let said = others.cloned().chain([request.line.clone()]).collect::<Vec<_>>().join("\n");
+            let said = others
+                .cloned()
+                .chain([request.line.clone()])
+                .collect::<Vec<_>>()
+                .join("\n");
             assert!(!holds(said.as_bytes(), TOKEN) && !holds(&request.body, TOKEN), "{said}");
             // the storage of large files is another place: our token is none of its business
             let authorization = header(&request.headers, "authorization").unwrap_or_default();
-            assert!(!request.line.contains("/v1/") || !authorization.contains(TOKEN), "{said}");
+            assert!(
+                !request.line.contains("/v1/") || !authorization.contains(TOKEN),
+                "{said}"
+            );
         }
         for file in files_below(self.root.path()) {
             let bytes = std::fs::read(&file).unwrap();
-            assert!(!holds(&bytes, TOKEN) && !holds(&bytes, STORAGE_TOKEN), "{}", file.display());
+            assert!(
+                !holds(&bytes, TOKEN) && !holds(&bytes, STORAGE_TOKEN),
+                "{}",
+                file.display()
+            );
         }
     }
 }

@@ -37,7 +37,10 @@ fn a_new_repository_gets_every_file_of_the_list_and_no_other() {
     assert_eq!(names, OURS.iter().copied().chain([".gitattributes"]).collect());
     assert!(scene.stub.state().models[REPO].private);
     let head = scene.stub.state().models[REPO].branches["main"].last().unwrap().clone();
-    assert!(out.contains(&format!("{}/{REPO}/commit/{head}", scene.stub.address)), "{out}");
+    assert!(
+        out.contains(&format!("{}/{REPO}/commit/{head}", scene.stub.address)),
+        "{out}"
+    );
     scene.check_secrets();
 }
 
@@ -47,7 +50,10 @@ fn a_second_push_sends_what_changed_and_a_third_makes_no_commit() {
     // somebody has it already: no right to make repositories is needed
     scene.stub.publish(REPO, &[(".gitattributes", b"")]);
     scene.push(&[]).passed();
-    assert_eq!((scene.stub.commits(REPO, "main"), scene.stub.count("repos/create")), (1, 0));
+    assert_eq!(
+        (scene.stub.commits(REPO, "main"), scene.stub.count("repos/create")),
+        (1, 0)
+    );
     let again = scene.push(&[]).passed();
     assert!(again.contains("no commit was made"), "{again}");
     assert_eq!(scene.stub.commits(REPO, "main"), 1);
@@ -57,10 +63,16 @@ fn a_second_push_sends_what_changed_and_a_third_makes_no_commit() {
         tensors.insert("norm.weight".to_owned(), norm);
     });
     let changed = scene.push(&[]).passed();
-    assert!(changed.contains("sent        1 files; 3 were there already"), "{changed}");
+    assert!(
+        changed.contains("sent        1 files; 3 were there already"),
+        "{changed}"
+    );
     assert_eq!(scene.stub.commits(REPO, "main"), 2);
     let here = fs::read(scene.folder().join("model.safetensors")).unwrap();
-    assert_eq!(scene.stub.files(REPO, "main")["model.safetensors"], Stored::Inline(here));
+    assert_eq!(
+        scene.stub.files(REPO, "main")["model.safetensors"],
+        Stored::Inline(here)
+    );
 }
 
 #[test]
@@ -77,7 +89,11 @@ fn links_are_followed_and_one_to_nothing_is_refused() {
     scene.run(&["push", latest.to_str().unwrap(), "--repo", REPO]).passed();
     let there = scene.stub.files(REPO, "main");
     for name in OURS {
-        assert_eq!(there[name], Stored::Inline(fs::read(blobs.join(name)).unwrap()), "{name}");
+        assert_eq!(
+            there[name],
+            Stored::Inline(fs::read(blobs.join(name)).unwrap()),
+            "{name}"
+        );
     }
     std::os::unix::fs::symlink("nowhere", folder.join("tokenizer.json")).unwrap();
     scene.push(&[]).refused(2, &["tokenizer.json", "a link to nothing"]);
@@ -89,7 +105,11 @@ fn a_dry_run_tells_everything_and_contacts_nobody() {
     fs::write(scene.folder().join("notes.txt"), "x").unwrap();
     let mut command = scene.command(&["push", scene.folder().to_str().unwrap(), "--repo", REPO, "--dry-run"]);
     // neither a token nor the network is needed
-    let output = command.env_remove("HF_TOKEN").env("HF_HUB_OFFLINE", "1").output().unwrap();
+    let output = command
+        .env_remove("HF_TOKEN")
+        .env("HF_HUB_OFFLINE", "1")
+        .output()
+        .unwrap();
     let out = super::Run::of(&output).passed();
     let size = fs::metadata(scene.folder().join("model.safetensors")).unwrap().len();
     for part in [
@@ -133,7 +153,10 @@ fn what_may_not_be_published_is_refused_before_anybody_is_asked() {
             },
             &["not sent", "adamw.safetensors"],
         ),
-        (|folder| fs::remove_file(folder.join("README.md")).unwrap(), &["README.md"]),
+        (
+            |folder| fs::remove_file(folder.join("README.md")).unwrap(),
+            &["README.md"],
+        ),
         (
             |folder| edit_card(folder, "license: \"mit\"\n", ""),
             &["README.md", "license: missing", "--license"],
@@ -155,16 +178,24 @@ fn what_may_not_be_published_is_refused_before_anybody_is_asked() {
     }
     let scene = Scene::new();
     for (options, words) in [
-        (vec!["--revision", "0123456789abcdef0123456789abcdef01234567"], "expected a branch"),
+        (
+            vec!["--revision", "0123456789abcdef0123456789abcdef01234567"],
+            "expected a branch",
+        ),
         (vec!["--revision", "a b"], "revision \"a b\""),
     ] {
         scene.push(&options).refused(2, &[words]);
     }
     let folder = scene.folder();
     for repo in ["drafter", "org/", "org/a--b", "../x/y"] {
-        scene.run(&["push", folder.to_str().unwrap(), "--repo", repo]).refused(2, &["expected a repository"]);
+        scene
+            .run(&["push", folder.to_str().unwrap(), "--repo", repo])
+            .refused(2, &["expected a repository"]);
     }
-    for (name, value, words) in [("HF_TOKEN", "", "set HF_TOKEN"), ("HF_HUB_OFFLINE", "1", "HF_HUB_OFFLINE")] {
+    for (name, value, words) in [
+        ("HF_TOKEN", "", "set HF_TOKEN"),
+        ("HF_HUB_OFFLINE", "1", "HF_HUB_OFFLINE"),
+    ] {
         let mut command = scene.command(&["push", folder.to_str().unwrap(), "--repo", REPO]);
         super::Run::of(&command.env(name, value).output().unwrap()).refused(2, &[words, REPO]);
     }
@@ -184,7 +215,9 @@ fn a_large_file_goes_as_one_or_not_at_all() {
     // the hub takes it as a large file, but by a way that would end inside the commit
     scene.stub.state().large_from = Some(100_000);
     scene.stub.state().transfer = "basic";
-    let error = scene.push(&[]).refused(1, &["model.safetensors", "Some(\"basic\")", "only xet"]);
+    let error = scene
+        .push(&[])
+        .refused(1, &["model.safetensors", "Some(\"basic\")", "only xet"]);
     assert!(error.contains("new and still empty"), "{error}");
     assert_eq!((scene.stub.commits(REPO, "main"), scene.stub.count("/commit/")), (0, 0));
 
@@ -192,7 +225,9 @@ fn a_large_file_goes_as_one_or_not_at_all() {
     scene.stub.state().large_from = None;
     let gguf = fs::File::create(scene.folder().join("drafter.gguf")).unwrap();
     gguf.set_len(10_000_001).unwrap();
-    let error = scene.push(&[]).refused(1, &["drafter.gguf: 10000001 bytes would travel inside the commit"]);
+    let error = scene
+        .push(&[])
+        .refused(1, &["drafter.gguf: 10000001 bytes would travel inside the commit"]);
     assert!(!error.contains("new and still empty"), "{error}");
     assert_eq!(scene.stub.count("/commit/"), 0);
     scene.check_secrets();
@@ -211,10 +246,17 @@ fn a_large_file_travels_by_xet_and_is_known_again() {
     assert_eq!(scene.stub.files(REPO, "main")["model.safetensors"], stored);
     let sent: usize = {
         let state = scene.stub.state();
-        let blocks = state.requests.iter().filter(|request| request.line.starts_with("POST /v1/xorbs/"));
+        let blocks = state
+            .requests
+            .iter()
+            .filter(|request| request.line.starts_with("POST /v1/xorbs/"));
         blocks.map(|request| request.body.len()).sum()
     };
-    assert!(sent > bytes.len() / 2, "{sent} of {} bytes reached the storage", bytes.len());
+    assert!(
+        sent > bytes.len() / 2,
+        "{sent} of {} bytes reached the storage",
+        bytes.len()
+    );
     let again = scene.push(&[]).passed();
     assert!(again.contains("no commit was made"), "{again}");
     scene.check_secrets();
@@ -224,10 +266,16 @@ fn a_large_file_travels_by_xet_and_is_known_again() {
 fn branches_and_proposals_leave_main_as_it_was() {
     let scene = Scene::new();
     scene.push(&["--revision", "trial/one"]).passed();
-    assert_eq!((scene.stub.commits(REPO, "main"), scene.stub.commits(REPO, "trial/one")), (0, 1));
+    assert_eq!(
+        (scene.stub.commits(REPO, "main"), scene.stub.commits(REPO, "trial/one")),
+        (0, 1)
+    );
     assert!(scene.stub.files(REPO, "trial/one").contains_key("model.safetensors"));
     let out = scene.push(&["--create-pr"]).passed();
-    assert!(out.contains(&format!("{}/{REPO}/discussions/1", scene.stub.address)), "{out}");
+    assert!(
+        out.contains(&format!("{}/{REPO}/discussions/1", scene.stub.address)),
+        "{out}"
+    );
     assert_eq!(scene.stub.commits(REPO, "main"), 0);
     assert!(scene.stub.state().models[REPO].proposals[0].contains_key("model.safetensors"));
 }
@@ -235,12 +283,19 @@ fn branches_and_proposals_leave_main_as_it_was() {
 #[test]
 fn a_repository_that_is_not_what_was_meant_stays_as_it_was() {
     let scene = Scene::new();
-    scene.stub.publish(REPO, &[("model-00001-of-00002.safetensors", b"x"), ("config.json", b"{}")]);
-    scene.push(&[]).refused(1, &["model-00001-of-00002.safetensors", "another repository"]);
+    scene.stub.publish(
+        REPO,
+        &[("model-00001-of-00002.safetensors", b"x"), ("config.json", b"{}")],
+    );
+    scene
+        .push(&[])
+        .refused(1, &["model-00001-of-00002.safetensors", "another repository"]);
     assert_eq!(scene.stub.commits(REPO, "main"), 0);
 
     let scene = Scene::new();
     scene.stub.publish(REPO, &[("config.json", b"{}")]);
-    scene.push(&["--private"]).refused(1, &["--private", REPO, "exists already"]);
+    scene
+        .push(&["--private"])
+        .refused(1, &["--private", REPO, "exists already"]);
     assert_eq!(scene.stub.commits(REPO, "main"), 0);
 }

@@ -10,22 +10,36 @@ fn what_was_pushed_comes_back_bit_for_bit() {
     let scene = Scene::new();
     scene.push(&[]).passed();
     let head = scene.stub.state().models[REPO].branches["main"].last().unwrap().clone();
-    for reference in [format!("hf://{REPO}"), format!("hf://{REPO}@main"), format!("hf://{REPO}@{head}")] {
+    for reference in [
+        format!("hf://{REPO}"),
+        format!("hf://{REPO}@main"),
+        format!("hf://{REPO}@{head}"),
+    ] {
         let target = demo("target");
         let arguments = ["inspect", &reference, "--target", target.to_str().unwrap()];
         let out = scene.run(&arguments).passed();
         assert!(out.contains("a whole drafter") && out.contains(&head), "{out}");
     }
-    let cache = scene.root.path().join("home/hub/models--org--drafter/snapshots").join(&head);
+    let cache = scene
+        .root
+        .path()
+        .join("home/hub/models--org--drafter/snapshots")
+        .join(&head);
     for name in ["README.md", "config.json", "dflash_export.json", "model.safetensors"] {
-        assert_eq!(fs::read(cache.join(name)).unwrap(), fs::read(scene.folder().join(name)).unwrap(), "{name}");
+        assert_eq!(
+            fs::read(cache.join(name)).unwrap(),
+            fs::read(scene.folder().join(name)).unwrap(),
+            "{name}"
+        );
     }
     // once, however often it was named
     assert_eq!(scene.stub.count("GET /org/drafter/resolve/"), 4);
     scene.check_secrets();
 
     // a folder of the cache is a folder of links: pushed elsewhere, it is whole there
-    scene.run(&["push", &format!("hf://{REPO}"), "--repo", "org/copy"]).passed();
+    scene
+        .run(&["push", &format!("hf://{REPO}"), "--repo", "org/copy"])
+        .passed();
     let (first, copy) = (scene.stub.files(REPO, "main"), scene.stub.files("org/copy", "main"));
     assert_eq!(first, copy);
 }
@@ -36,7 +50,9 @@ fn a_conversion_from_the_hub_names_the_commit_that_it_read() {
     scene.push(&[]).passed();
     let head = scene.stub.state().models[REPO].branches["main"].last().unwrap().clone();
     let out = scene.root.path().join("copy");
-    scene.run(&["hf", &format!("hf://{REPO}@main"), "--out", out.to_str().unwrap()]).passed();
+    scene
+        .run(&["hf", &format!("hf://{REPO}@main"), "--out", out.to_str().unwrap()])
+        .passed();
     let provenance = fs::read_to_string(out.join("dflash_export.json")).unwrap();
     assert!(provenance.contains(&format!("hf://{REPO}@{head}")), "{provenance}");
     let weights = |folder: &std::path::Path| fs::read(folder.join("model.safetensors")).unwrap();
@@ -64,8 +80,12 @@ fn offline_the_cache_alone_is_asked() {
 #[test]
 fn a_reference_to_nothing_names_option_and_repository() {
     let scene = Scene::new();
-    scene.run(&["inspect", "hf://org/none"]).refused(2, &["FOLDER", "hf://org/none", "HF_TOKEN"]);
-    scene.run(&["inspect", "hf://none"]).refused(2, &["FOLDER", "expected hf://org/name"]);
+    scene
+        .run(&["inspect", "hf://org/none"])
+        .refused(2, &["FOLDER", "hf://org/none", "HF_TOKEN"]);
+    scene
+        .run(&["inspect", "hf://none"])
+        .refused(2, &["FOLDER", "expected hf://org/name"]);
     let folder = scene.folder();
     let arguments = ["inspect", folder.to_str().unwrap(), "--target", "hf://org/none"];
     scene.run(&arguments).refused(2, &["--target", "hf://org/none"]);

@@ -105,7 +105,9 @@ impl Stub {
 
     /// Adds a model whose branch `main` has one commit with these files.
     pub(crate) fn publish(&self, name: &str, files: &[(&str, &[u8])]) {
-        let files = files.iter().map(|(path, body)| ((*path).to_owned(), Stored::Inline(body.to_vec())));
+        let files = files
+            .iter()
+            .map(|(path, body)| ((*path).to_owned(), Stored::Inline(body.to_vec())));
         let mut state = self.state();
         state.models.entry(name.to_owned()).or_default();
         state.commit(name, "main", files.collect());
@@ -129,7 +131,11 @@ impl Stub {
 
     /// How many requests contain `text` in their first line.
     pub(crate) fn count(&self, text: &str) -> usize {
-        self.state().requests.iter().filter(|request| request.line.contains(text)).count()
+        self.state()
+            .requests
+            .iter()
+            .filter(|request| request.line.contains(text))
+            .count()
     }
 }
 
@@ -152,19 +158,27 @@ impl State {
 type Answer = (u16, String, Vec<u8>);
 
 fn answer(status: u16, value: &Value) -> Answer {
-    (status, "content-type: application/json\r\n".to_owned(), value.to_string().into_bytes())
+    (
+        status,
+        "content-type: application/json\r\n".to_owned(),
+        value.to_string().into_bytes(),
+    )
 }
 
 fn refusal(status: u16, code: &str) -> Answer {
     // an unkind server repeats what it was told
-    let body = json!({"error": format!("not with Bearer {TOKEN}")}).to_string().into_bytes();
+    let body = json!({"error": format!("not with Bearer {TOKEN}")})
+        .to_string()
+        .into_bytes();
     (status, format!("x-error-code: {code}\r\n"), body)
 }
 
 fn serve(mut stream: TcpStream, state: &Mutex<State>, address: &str) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     loop {
-        let Some((line, headers)) = head(&mut reader) else { return };
+        let Some((line, headers)) = head(&mut reader) else {
+            return;
+        };
         let fault = {
             let mut state = state.lock().unwrap();
             let due = state.faults.iter_mut().find(|(route, _)| line.contains(**route));
@@ -208,7 +222,11 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, address: &str) {
         };
         drop(state);
         let length = body.len();
-        let body = if request.line.starts_with("HEAD") { Vec::new() } else { body };
+        let body = if request.line.starts_with("HEAD") {
+            Vec::new()
+        } else {
+            body
+        };
         let head = format!("HTTP/1.1 {status} X\r\n{headers}content-length: {length}\r\n\r\n");
         // a client that has hung up has what it wanted
         if stream.write_all(&[head.as_bytes(), &body].concat()).is_err() {
@@ -236,7 +254,9 @@ fn head(reader: &mut BufReader<TcpStream>) -> Option<(String, Vec<String>)> {
 
 pub(crate) fn header<'h>(headers: &'h [String], name: &str) -> Option<&'h str> {
     let mut named = headers.iter().filter_map(|line| line.split_once(": "));
-    named.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    named
+        .find(|(key, _)| key.eq_ignore_ascii_case(name))
+        .map(|(_, value)| value)
 }
 
 fn chunks(reader: &mut BufReader<TcpStream>) -> Vec<u8> {
@@ -265,17 +285,34 @@ fn route(state: &mut State, request: &Request, address: &str) -> Answer {
     }
     let body: Value = serde_json::from_slice(&request.body).unwrap_or_default();
     if path == "/api/repos/create" {
-        let name = format!("{}/{}", body["organization"].as_str().unwrap(), body["name"].as_str().unwrap());
+        let name = format!(
+            "{}/{}",
+            body["organization"].as_str().unwrap(),
+            body["name"].as_str().unwrap()
+        );
         if state.models.contains_key(&name) {
             return refusal(409, "");
         }
         let private = body["private"] == true;
-        state.models.insert(name.clone(), Model { private, ..Model::default() });
-        let first = BTreeMap::from([(".gitattributes".to_owned(), Stored::Inline(b"*.bin filter=lfs\n".to_vec()))]);
+        state.models.insert(
+            name.clone(),
+            Model {
+                private,
+                ..Model::default()
+            },
+        );
+        let first = BTreeMap::from([(
+            ".gitattributes".to_owned(),
+            Stored::Inline(b"*.bin filter=lfs\n".to_vec()),
+        )]);
         state.commit(&name, "main", first);
         return answer(200, &json!({"url": format!("{address}/{name}")}));
     }
-    let parts: Vec<&str> = path.trim_start_matches("/api/models").trim_start_matches('/').split('/').collect();
+    let parts: Vec<&str> = path
+        .trim_start_matches("/api/models")
+        .trim_start_matches('/')
+        .split('/')
+        .collect();
     let Some(name) = parts.get(..2).map(|parts| parts.join("/")) else {
         return refusal(404, "RepoNotFound");
     };
@@ -297,13 +334,17 @@ fn route(state: &mut State, request: &Request, address: &str) -> Answer {
         ("GET", ["tree", commit]) => tree(&state.models[&name].commits[*commit]),
         ("POST", ["preupload", _]) => {
             let mode = |file: &Value| {
-                let large = state.large_from.is_some_and(|from| file["size"].as_u64().unwrap() >= from);
+                let large = state
+                    .large_from
+                    .is_some_and(|from| file["size"].as_u64().unwrap() >= from);
                 json!({"path": file["path"], "uploadMode": if large { "lfs" } else { "regular" }})
             };
             let files: Vec<Value> = body["files"].as_array().unwrap().iter().map(mode).collect();
             answer(200, &json!({"files": files}))
         }
-        ("POST", ["commit", branch]) => commit(state, &name, &branch.replace("%2F", "/"), query, &request.body, address),
+        ("POST", ["commit", branch]) => {
+            commit(state, &name, &branch.replace("%2F", "/"), query, &request.body, address)
+        }
         ("GET", ["xet-write-token", _]) => {
             let granted = json!({"accessToken": STORAGE_TOKEN, "exp": 4_000_000_000_u64, "casUrl": address});
             answer(200, &granted)
@@ -364,7 +405,10 @@ fn commit(state: &mut State, name: &str, branch: &str, query: &str, body: &[u8],
                 files.insert(path(), Stored::Inline(content));
             }
             "lfsFile" => {
-                let (sha256, size) = (value["oid"].as_str().unwrap().to_owned(), value["size"].as_u64().unwrap());
+                let (sha256, size) = (
+                    value["oid"].as_str().unwrap().to_owned(),
+                    value["size"].as_u64().unwrap(),
+                );
                 files.insert(path(), Stored::Large { sha256, size });
             }
             other => panic!("a commit with {other}"),
@@ -372,16 +416,30 @@ fn commit(state: &mut State, name: &str, branch: &str, query: &str, body: &[u8],
     }
     if query.contains("create_pr=1") {
         state.models.get_mut(name).unwrap().proposals.push(files);
-        return answer(200, &json!({"prUrl": format!("{address}/{name}/discussions/1"), "prNum": 1}));
+        return answer(
+            200,
+            &json!({"prUrl": format!("{address}/{name}/discussions/1"), "prNum": 1}),
+        );
     }
     let id = state.commit(name, branch, files);
-    answer(200, &json!({"commitUrl": format!("{address}/{name}/commit/{id}"), "commitOid": id}))
+    answer(
+        200,
+        &json!({"commitUrl": format!("{address}/{name}/commit/{id}"), "commitOid": id}),
+    )
 }
 
 fn download(model: &Model, commit: &str, file: &str) -> Answer {
     let Some(Stored::Inline(body)) = model.commits.get(commit).and_then(|files| files.get(file)) else {
         return refusal(404, "EntryNotFound");
     };
-    let etag = if file.ends_with(".safetensors") { sha256_hex(body) } else { git_hash(body) };
-    (200, format!("etag: \"{etag}\"\r\nx-repo-commit: {commit}\r\n"), body.clone())
+    let etag = if file.ends_with(".safetensors") {
+        sha256_hex(body)
+    } else {
+        git_hash(body)
+    };
+    (
+        200,
+        format!("etag: \"{etag}\"\r\nx-repo-commit: {commit}\r\n"),
+        body.clone(),
+    )
 }
