@@ -37,21 +37,24 @@ mod tests {
     use super::*;
     use crate::config_file::{parse, to_toml};
 
+    fn config(settings: &[&str]) -> RunConfig {
+        let settings: Vec<String> = settings.iter().map(|&setting| setting.to_owned()).collect();
+        parse(include_str!("../../configs/demo.toml"), &settings).unwrap()
+    }
+
     #[test]
     fn a_cached_folder_is_on_record_by_its_commit_and_a_path_as_it_is() {
         let commit = "0123456789abcdef0123456789abcdef01234567";
-        let text = "run_dir = \"runs/x\"\n[target]\npath = \"models/t\"\n";
-        let mut config = parse(text, &[]).unwrap();
-        let written = to_toml(&config).unwrap();
+        let written = to_toml(&config(&["target.path=models/t"])).unwrap();
         assert!(
             written.contains("path = \"models/t\"") && !written.contains("init_from"),
             "{written}"
         );
-
-        config.target.path = format!("/cache/models--org--target/snapshots/{commit}").into();
-        config.drafter.init_from = Some(format!("/cache/models--org--drafter/snapshots/{commit}/sub").into());
-        let written = to_toml(&config).unwrap();
-        let again = parse(&written, &[]).unwrap();
+        let cached = config(&[
+            &format!("target.path=/cache/models--org--target/snapshots/{commit}"),
+            &format!("drafter.init_from=/cache/models--org--drafter/snapshots/{commit}/sub"),
+        ]);
+        let again = parse(&to_toml(&cached).unwrap(), &[]).unwrap();
         assert_eq!(again.target.path, PathBuf::from(format!("hf://org/target@{commit}")));
         let start = again.drafter.init_from.unwrap();
         assert_eq!(start, PathBuf::from(format!("hf://org/drafter@{commit}/sub")));
@@ -59,15 +62,11 @@ mod tests {
 
     #[test]
     fn a_reference_that_is_none_is_refused_by_its_key() {
-        for (key, text) in [
-            ("target.path", "run_dir = \"x\"\n[target]\npath = \"hf://name\"\n"),
-            (
-                "drafter.init_from",
-                "run_dir = \"x\"\n[target]\npath = \"t\"\n[drafter]\ninit_from = \"hf://org/name@\"\n",
-            ),
+        for (key, setting) in [
+            ("target.path", "target.path=hf://name"),
+            ("drafter.init_from", "drafter.init_from=hf://org/name@"),
         ] {
-            let mut config = parse(text, &[]).unwrap();
-            let error = format!("{:#}", fetch(&mut config, true).unwrap_err());
+            let error = format!("{:#}", fetch(&mut config(&[setting]), true).unwrap_err());
             assert!(
                 error.starts_with(key) && error.contains("expected hf://org/name"),
                 "{error}"

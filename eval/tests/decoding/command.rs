@@ -425,3 +425,57 @@ fn a_chat_through_a_pipe_answers_as_plain_decoding_would_without_colours() {
     );
     assert_eq!(stdout(&talk(words, &["--exact-verify", "--quiet"])), answers);
 }
+
+#[test]
+fn target_and_drafter_from_the_hub_s_cache_are_on_record_by_their_commits() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let room = tempfile::tempdir().unwrap();
+    let drafter = room.path().join("drafter");
+    untrained_drafter(&drafter, 8);
+    // the cache as the hub's tools leave it; offline nobody is asked for more
+    for (name, folder) in [("target", demo("target")), ("drafter", drafter.clone())] {
+        let model = room.path().join(format!("cache/models--org--{name}"));
+        for part in ["refs", "blobs", "snapshots"] {
+            std::fs::create_dir_all(model.join(part)).unwrap();
+        }
+        std::fs::write(model.join("refs/main"), COMMIT).unwrap();
+        let snapshot = model.join("snapshots").join(COMMIT);
+        std::fs::create_dir(&snapshot).unwrap();
+        for entry in std::fs::read_dir(folder.canonicalize().unwrap()).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, snapshot.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let json = room.path().join("out.json");
+    let run = |drafter: &str| {
+        Command::new(env!("CARGO_BIN_EXE_dflash-eval"))
+            .args([
+                "acceptance",
+                "--target",
+                "hf://org/target@main",
+                "--drafter",
+                drafter,
+                "--prompts",
+            ])
+            .arg(demo("heldout.jsonl"))
+            .args(["--max-new", "8", "--limit", "1", "--quiet", "--json"])
+            .arg(&json)
+            .env("HF_HUB_CACHE", room.path().join("cache"))
+            .env("HF_HUB_OFFLINE", "1")
+            .output()
+            .unwrap()
+    };
+    let output = run("hf://org/drafter");
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let setting = &read(&json)["setting"];
+    assert_eq!(setting["target"], format!("hf://org/target@{COMMIT}"));
+    assert_eq!(setting["drafter"], format!("hf://org/drafter@{COMMIT}"));
+
+    let absent = run("hf://org/absent");
+    assert_eq!(code(&absent), 2);
+    let said = stderr(&absent);
+    assert!(
+        said.contains("--drafter: hf://org/absent") && said.contains("HF_HUB_OFFLINE"),
+        "{said}"
+    );
+}

@@ -113,7 +113,7 @@ fn code_files(config: &Value) -> BTreeSet<String> {
     let named = config["auto_map"].as_object().into_iter().flatten();
     let modules = named.filter_map(|(_, place)| place.as_str()?.split_once('.'));
     modules
-        .filter(|(module, _)| module.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'))
+        .filter(|(module, _)| !module.is_empty() && module.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'))
         .map(|(module, _)| format!("{module}.py"))
         .collect()
 }

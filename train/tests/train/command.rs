@@ -289,3 +289,50 @@ fn a_timed_step_reports_the_peers_fields_and_refuses_what_it_cannot_time() {
         assert_eq!(bench(&wrong).status.code(), Some(2), "{wrong:?}");
     }
 }
+
+#[test]
+fn a_target_from_the_hub_is_written_into_the_run_file_by_its_commit() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let folder = tempfile::tempdir().unwrap();
+    conversations(folder.path());
+    let model = folder.path().join("cache/models--org--target");
+    for part in ["refs", "snapshots"] {
+        std::fs::create_dir_all(model.join(part)).unwrap();
+    }
+    std::fs::write(model.join("refs/main"), COMMIT).unwrap();
+    let snapshot = model.join("snapshots").join(COMMIT);
+    std::fs::create_dir(&snapshot).unwrap();
+    for entry in std::fs::read_dir(repository().join("data/demo/target")).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, snapshot.join(path.file_name().unwrap())).unwrap();
+    }
+    let run = |settings: &[&str]| {
+        command(folder.path(), "run", settings)
+            .arg("--print-config")
+            .env("HF_HUB_CACHE", folder.path().join("cache"))
+            .env("HF_HUB_OFFLINE", "1")
+            .output()
+            .unwrap()
+    };
+    let output = run(&["--set", "target.path=hf://org/target"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        printed.contains(&format!("path = \"hf://org/target@{COMMIT}\"")),
+        "{printed}"
+    );
+
+    let output = run(&[
+        "--set",
+        "target.path=hf://org/target",
+        "--set",
+        "drafter.init_from=hf://org/absent",
+    ]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        said.contains("drafter.init_from: hf://org/absent") && said.contains("HF_HUB_OFFLINE"),
+        "{said}"
+    );
+}
