@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::DType;
 use clap::{Args, ValueEnum};
-use dflash_data::hub::{base_model, on_record};
+use dflash_data::hub::{base_model, cached, is_repository, on_record};
 use dflash_data::target_hash;
 use dflash_eval::console::Failure;
 use dflash_eval::folder::settle;
@@ -79,6 +79,9 @@ struct CardOptions {
     /// Repository of the target on the card [default: the source's, else --target].
     #[arg(long, value_name = "ORG/NAME")]
     base_model: Option<String>,
+    /// Commit of that repository on the card [default: the source's, or that of a target from the hub].
+    #[arg(long, value_name = "COMMIT")]
+    base_revision: Option<String>,
     /// Licence on the card, in the hub's spelling [default: the source's].
     #[arg(long, value_name = "LICENCE")]
     license: Option<String>,
@@ -296,11 +299,20 @@ impl CardOptions {
                 ..ModelCard::named(name, base)
             }
         });
+        if let Some(reference) = target.and_then(cached)
+            && !is_repository(&card.base_model)
+        {
+            // a run's card knows the target by its path; now it is known by its repository
+            (card.base_model, card.base_revision) = (reference.repository, reference.revision);
+        }
         if let Some(name) = &self.name {
             card.name.clone_from(name);
         }
         if let Some(base) = &self.base_model {
             card.base_model.clone_from(base);
+        }
+        if self.base_revision.is_some() {
+            card.base_revision.clone_from(&self.base_revision);
         }
         if self.license.is_some() {
             card.license.clone_from(&self.license);

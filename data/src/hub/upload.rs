@@ -4,7 +4,7 @@
 //! somebody else moved the branch, and, after an answer that got lost, whether the commit was made all the same.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -186,6 +186,7 @@ impl Hub {
             let progress = Progress::new(Uploads {
                 watch: Arc::clone(&watch),
                 asked: Arc::clone(&asked),
+                total: AtomicU64::new(0),
             });
             let outcome = repository
                 .create_commit()
@@ -254,13 +255,16 @@ fn after(
 struct Uploads {
     watch: Arc<Mutex<Option<Watch>>>,
     asked: Arc<AtomicBool>,
+    /// Bytes of all files, small ones included.
+    total: AtomicU64,
 }
 
 impl Uploads {
-    fn tell(&self, transfer: Transfer) {
+    fn tell(&self, done: u64) {
+        let total = self.total.load(Ordering::SeqCst);
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(watch) = watch.as_ref().filter(|_| transfer.total > 0) {
-            watch(transfer);
+        if let Some(watch) = watch.as_ref().filter(|_| total > 0) {
+            watch(Transfer { done, total });
         }
     }
 }
@@ -269,16 +273,17 @@ impl ProgressHandler for Uploads {
     fn on_progress(&self, event: &ProgressEvent) {
         let ProgressEvent::Upload(event) = event else { return };
         match event {
-            UploadEvent::Progress {
-                bytes_completed,
-                total_bytes,
-                ..
-            } => self.tell(Transfer {
-                done: *bytes_completed.min(total_bytes),
-                total: *total_bytes,
-            }),
+            UploadEvent::Start { total_bytes, .. } => {
+                self.total.store(*total_bytes, Ordering::SeqCst);
+                self.tell(0);
+            }
+            // of large files; the small ones go with the commit, and only then all is done
+            UploadEvent::Progress { bytes_completed, .. } => {
+                let most = self.total.load(Ordering::SeqCst).saturating_sub(1);
+                self.tell(most.min(*bytes_completed));
+            }
             UploadEvent::Committing => self.asked.store(true, Ordering::SeqCst),
-            _ => {}
+            UploadEvent::Complete => self.tell(self.total.load(Ordering::SeqCst)),
         }
     }
 }

@@ -13,7 +13,7 @@ pub const ACCEPTANCE_DEFINITION: &str = "Acceptance length is the number of toke
      the token budget are left out.";
 
 const LIMITS: &str = "## Limits\n\nAcceptance was not measured beyond what the table names. Expect less on contexts longer \
-     than those trained on, on a quantised or further fine-tuned target, and in another thinking mode.\n";
+     than those trained on, on a quantised, abliterated or further fine-tuned target, and in another thinking mode.\n";
 
 /// What the card says beyond the configuration. Whatever is not known is written as "not stated".
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -122,7 +122,9 @@ impl ModelCard {
             "vllm",
             "sglang",
         ];
-        let tags = tags.iter().map(|tag| format!("- {tag}"));
+        // whose family the hub's readers filter by
+        let family = self.base_model.to_lowercase().contains("qwen").then_some("qwen");
+        let tags = tags.into_iter().chain(family).map(|tag| format!("- {tag}"));
         let lines: Vec<String> = license.chain(fixed).chain(tags).collect();
         format!("---\n{}\n---\n", lines.join("\n"))
     }

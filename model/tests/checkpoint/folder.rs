@@ -432,7 +432,10 @@ fn the_card_says_how_to_serve_and_what_the_numbers_mean() {
             "revision `abc123`",
         ],
     );
+    assert!(!text.contains("- qwen\n"), "{text}");
     let mut odd = card();
+    odd.base_model = "Qwen/Qwen3.5-4B".to_owned();
+    assert!(odd.markdown(&tiny(true)).contains("- sglang\n- qwen\n---\n"));
     odd.license = None;
     odd.acceptance.clear();
     odd.base_model = "it's: here\nnow".to_owned();

@@ -237,7 +237,16 @@ fn a_large_file_goes_as_one_or_not_at_all() {
 fn a_large_file_travels_by_xet_and_is_known_again() {
     let scene = Scene::new();
     scene.stub.state().large_from = Some(100_000);
-    scene.push(&[]).passed();
+    let run = scene.push(&[]);
+    let all: u64 = OURS
+        .iter()
+        .map(|name| fs::metadata(scene.folder().join(name)).unwrap().len())
+        .sum();
+    // without a terminal: a line at the beginning and one at the end, at least
+    for line in [format!("upload: 0/{all} bytes"), format!("upload: {all}/{all} bytes")] {
+        assert_eq!(run.error.matches(&line).count(), 1, "{}", run.error);
+    }
+    run.passed();
     let bytes = fs::read(scene.folder().join("model.safetensors")).unwrap();
     let stored = Stored::Large {
         sha256: sha256_hex(&bytes),
@@ -257,7 +266,9 @@ fn a_large_file_travels_by_xet_and_is_known_again() {
         "{sent} of {} bytes reached the storage",
         bytes.len()
     );
-    let again = scene.push(&[]).passed();
+    let again = scene.push(&["--quiet"]);
+    assert_eq!(again.error, "");
+    let again = again.passed();
     assert!(again.contains("no commit was made"), "{again}");
     scene.check_secrets();
 }

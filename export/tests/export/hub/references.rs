@@ -60,6 +60,63 @@ fn a_conversion_from_the_hub_names_the_commit_that_it_read() {
 }
 
 #[test]
+fn a_target_from_the_hub_is_the_card_s_base_model_at_its_commit() {
+    let scene = Scene::new();
+    let files: Vec<(String, Vec<u8>)> = fs::read_dir(demo("target"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| {
+            (
+                path.file_name().unwrap().to_str().unwrap().to_owned(),
+                fs::read(path).unwrap(),
+            )
+        })
+        .collect();
+    let files: Vec<(&str, &[u8])> = files
+        .iter()
+        .map(|(name, body)| (name.as_str(), body.as_slice()))
+        .collect();
+    scene.stub.publish("org/demo", &files);
+    let head = scene.stub.state().models["org/demo"].branches["main"]
+        .last()
+        .unwrap()
+        .clone();
+    let (folder, out) = (scene.folder(), scene.root.path().join("copy"));
+    let (folder, out) = (folder.to_str().unwrap(), out.to_str().unwrap());
+    let fixed = [
+        "hf",
+        folder,
+        "--out",
+        out,
+        "--target",
+        "hf://org/demo",
+        "--license",
+        "mit",
+        "--name",
+        REPO,
+    ];
+    scene.run(&fixed).passed();
+    let card = fs::read_to_string(scene.root.path().join("copy/README.md")).unwrap();
+    for part in [
+        "base_model: \"org/demo\"",
+        &format!("`org/demo` (revision `{head}`)"),
+        "vllm serve org/demo",
+    ] {
+        assert!(card.contains(part), "{part} is not in:\n{card}");
+    }
+    // and that is a card that may be published
+    scene.run(&["push", out, "--repo", REPO]).passed();
+    let pinned = [
+        &fixed[..],
+        &["--force", "--base-model", "org/other", "--base-revision", "v2"],
+    ]
+    .concat();
+    scene.run(&pinned).passed();
+    let card = fs::read_to_string(scene.root.path().join("copy/README.md")).unwrap();
+    assert!(card.contains("`org/other` (revision `v2`)"), "{card}");
+}
+
+#[test]
 fn offline_the_cache_alone_is_asked() {
     let scene = Scene::new();
     scene.push(&[]).passed();
