@@ -19,7 +19,7 @@ use crate::gguf;
 use crate::inspect::inspect;
 use crate::logits::{LogitsArgs, run_logits};
 use crate::verify::{Verification, compare_copy, failures};
-use crate::walk::walks;
+use crate::walk::{add_states, walks};
 
 /// Inspects and verifies drafter folders.
 #[derive(Debug, Parser)]
@@ -33,7 +33,7 @@ pub struct Cli {
 enum Command {
     /// Print configuration and tensors, and whether they agree; reads no weights.
     Inspect {
-        /// Drafter folder.
+        /// Drafter folder of any format, or GGUF file.
         folder: PathBuf,
         /// Check that the drafter is one for this target folder.
         #[arg(long, value_name = "FOLDER")]
@@ -48,7 +48,7 @@ enum Command {
     Speculators(Speculators),
     /// Write a copy, reload it and compare; then decode prompts and look at the acceptance.
     Verify {
-        /// Drafter folder.
+        /// Drafter folder of any format, or GGUF file.
         folder: PathBuf,
         #[command(flatten)]
         common: Common,
@@ -70,7 +70,7 @@ enum Command {
     },
     /// Draft one block after each of the first prompts and write contexts and drafts, for other programs to repeat.
     Walk {
-        /// Drafter folder.
+        /// Drafter folder of any format, or GGUF file.
         folder: PathBuf,
         #[command(flatten)]
         common: Common,
@@ -83,6 +83,9 @@ enum Command {
         /// Where to write the walks.
         #[arg(long, value_name = "FILE")]
         json: PathBuf,
+        /// Write tap states and hidden states, too.
+        #[arg(long)]
+        states: bool,
     },
     /// Write prompts as text and token ids and the target's logits after each token of the first, for other programs to repeat.
     Logits(LogitsArgs),
@@ -142,7 +145,8 @@ pub fn run(cli: Cli) -> ExitCode {
             prompts,
             contexts,
             json,
-        } => run_walk(&folder, &common, &prompts, contexts, &json),
+            states,
+        } => run_walk(&folder, &common, &prompts, contexts, &json, states),
         Command::Logits(args) => run_logits(&args),
         Command::Gguf(args) => gguf::run_drafter(&args),
         Command::GgufTarget(args) => gguf::run_target(&args),
@@ -210,7 +214,14 @@ fn run_verify(folder: &Path, common: &Common, decode: Option<Decode<'_>>, json: 
     Ok(verification.passed())
 }
 
-fn run_walk(folder: &Path, common: &Common, prompts: &Path, contexts: usize, json: &Path) -> Result<bool, Failure> {
+fn run_walk(
+    folder: &Path,
+    common: &Common,
+    prompts: &Path,
+    contexts: usize,
+    json: &Path,
+    states: bool,
+) -> Result<bool, Failure> {
     let prepare = || {
         prepare_output("--json", json)?;
         let loaded = load_all(folder, common, prompts, contexts)?;
@@ -225,7 +236,7 @@ fn run_walk(folder: &Path, common: &Common, prompts: &Path, contexts: usize, jso
     let loaded = prepare().map_err(Failure::Input)?;
     let mut display = Display::new("walk", contexts, common.quiet);
     let (target, drafting) = (loaded.target.as_ref(), loaded.drafting.as_ref());
-    let found = walks(
+    let mut found = walks(
         target,
         drafting,
         loaded.prompts.openings(),
@@ -239,6 +250,9 @@ fn run_walk(folder: &Path, common: &Common, prompts: &Path, contexts: usize, jso
         },
     )
     .map_err(Failure::Run)?;
+    if states {
+        add_states(&mut found, folder, target).map_err(Failure::Run)?;
+    }
     write_json(json, &found).map_err(Failure::Run)?;
     Ok(true)
 }

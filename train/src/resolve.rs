@@ -134,7 +134,7 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
     limits::check(&config)?;
     check_shape(&drafter)?;
     if let Some(init) = init {
-        agree::drafter(&drafter, init, &allow)?;
+        agree::drafter(&drafter, count, init, &allow)?;
     }
     Ok(Resolved {
         config,
