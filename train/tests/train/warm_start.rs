@@ -392,7 +392,9 @@ fn a_layer_keeps_its_weights_and_new_layers_take_over_those_of_the_ones_that_fel
     let source = random(config(), 43);
     let zero = vec![0; 256 * 256];
     let of = |tap: Option<usize>| tap.map_or_else(|| zero.clone(), |tap| tap_columns(&source, tap));
-    let cases: [(usize, &[usize], &[Option<usize>]); 5] = [
+    // depth of the new target, its taps, and whose columns each takes over
+    type Case = (usize, &'static [usize], &'static [Option<usize>]);
+    let cases: [Case; 5] = [
         (8, &[1, 3, 5], &[Some(0), Some(1), Some(2)]),
         (8, &[3, 4, 5, 6], &[Some(1), Some(0), Some(2), None]),
         (8, &[3], &[Some(1)]),
