@@ -382,6 +382,9 @@ fn taps_that_are_added_leave_the_drafter_what_it_was() {
     assert!(worst < 1e-4, "{worst}");
 }
 
+/// Depth of the new target, its taps, and whose columns each takes over.
+type Case = (usize, &'static [usize], &'static [Option<usize>]);
+
 /// Columns of `fc` that belong to a tap.
 fn tap_columns(source: &Source, tap: usize) -> Vec<u32> {
     values(&source.tensors["fc.weight"].narrow(1, tap * 256, 256).unwrap())
@@ -392,8 +395,6 @@ fn a_layer_keeps_its_weights_and_new_layers_take_over_those_of_the_ones_that_fel
     let source = random(config(), 43);
     let zero = vec![0; 256 * 256];
     let of = |tap: Option<usize>| tap.map_or_else(|| zero.clone(), |tap| tap_columns(&source, tap));
-    // depth of the new target, its taps, and whose columns each takes over
-    type Case = (usize, &'static [usize], &'static [Option<usize>]);
     let cases: [Case; 5] = [
         (8, &[1, 3, 5], &[Some(0), Some(1), Some(2)]),
         (8, &[3, 4, 5, 6], &[Some(1), Some(0), Some(2), None]),
