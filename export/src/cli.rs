@@ -21,7 +21,7 @@ use crate::inspect::inspect;
 use crate::logits::{LogitsArgs, run_logits};
 use crate::push::Push;
 use crate::verify::{Verification, compare_copy, failures};
-use crate::walk::walks;
+use crate::walk::{add_states, walks};
 
 /// Inspects and verifies drafter folders.
 #[derive(Debug, Parser)]
@@ -35,7 +35,7 @@ pub struct Cli {
 enum Command {
     /// Print configuration and tensors, and whether they agree; reads no weights.
     Inspect {
-        /// Drafter folder.
+        /// Drafter folder of any format, or GGUF file.
         folder: PathBuf,
         /// Check that the drafter is one for this target folder.
         #[arg(long, value_name = "FOLDER")]
@@ -50,7 +50,7 @@ enum Command {
     Speculators(Speculators),
     /// Write a copy, reload it and compare; then decode prompts and look at the acceptance.
     Verify {
-        /// Drafter folder.
+        /// Drafter folder of any format, or GGUF file.
         folder: PathBuf,
         #[command(flatten)]
         common: Common,
@@ -72,7 +72,7 @@ enum Command {
     },
     /// Draft one block after each of the first prompts and write contexts and drafts, for other programs to repeat.
     Walk {
-        /// Drafter folder.
+        /// Drafter folder of any format, or GGUF file.
         folder: PathBuf,
         #[command(flatten)]
         common: Common,
@@ -85,6 +85,9 @@ enum Command {
         /// Where to write the walks.
         #[arg(long, value_name = "FILE")]
         json: PathBuf,
+        /// Write tap states and hidden states, too.
+        #[arg(long)]
+        states: bool,
     },
     /// Write prompts as text and token ids and the target's logits after each token of the first, for other programs to repeat.
     Logits(LogitsArgs),
@@ -173,7 +176,8 @@ pub fn run(mut cli: Cli) -> ExitCode {
             prompts,
             contexts,
             json,
-        } => run_walk(&folder, &common, &prompts, contexts, &json),
+            states,
+        } => run_walk(&folder, &common, &prompts, contexts, &json, states),
         Command::Logits(args) => run_logits(&args),
         Command::Push(push) => push.run(),
         Command::Gguf(args) => gguf::run_drafter(&args),
@@ -242,7 +246,14 @@ fn run_verify(folder: &Path, common: &Common, decode: Option<Decode<'_>>, json: 
     Ok(verification.passed())
 }
 
-fn run_walk(folder: &Path, common: &Common, prompts: &Path, contexts: usize, json: &Path) -> Result<bool, Failure> {
+fn run_walk(
+    folder: &Path,
+    common: &Common,
+    prompts: &Path,
+    contexts: usize,
+    json: &Path,
+    states: bool,
+) -> Result<bool, Failure> {
     let prepare = || {
         prepare_output("--json", json)?;
         let loaded = load_all(folder, common, prompts, contexts)?;
@@ -257,7 +268,7 @@ fn run_walk(folder: &Path, common: &Common, prompts: &Path, contexts: usize, jso
     let loaded = prepare().map_err(Failure::Input)?;
     let mut display = Display::new("walk", contexts, common.quiet);
     let (target, drafting) = (loaded.target.as_ref(), loaded.drafting.as_ref());
-    let found = walks(
+    let mut found = walks(
         target,
         drafting,
         loaded.prompts.openings(),
@@ -271,6 +282,9 @@ fn run_walk(folder: &Path, common: &Common, prompts: &Path, contexts: usize, jso
         },
     )
     .map_err(Failure::Run)?;
+    if states {
+        add_states(&mut found, folder, target).map_err(Failure::Run)?;
+    }
     write_json(json, &found).map_err(Failure::Run)?;
     Ok(true)
 }

@@ -92,17 +92,17 @@ pub fn compare(a: &Source, b: &Source, exact: bool, target: &dyn Target) -> Resu
 }
 
 /// One drafted block: final hidden states and logits of slots 1..B, [B - 1, H] and [B - 1, V], and the greedy walk.
-struct Block {
-    hidden: Tensor,
+pub(crate) struct Block {
+    pub(crate) hidden: Tensor,
     logits: Tensor,
     walk: Vec<u32>,
 }
 
-fn bind(source: &Source, head: &TargetHead, device: &Device) -> Result<BoundDrafter> {
+pub(crate) fn bind(source: &Source, head: &TargetHead, device: &Device) -> Result<BoundDrafter> {
     Ok(BoundDrafter::new(Drafter::from_source(source, device)?, head)?)
 }
 
-fn block(bound: &BoundDrafter, taps: &Tensor, anchor: u32) -> Result<Block> {
+pub(crate) fn block(bound: &BoundDrafter, taps: &Tensor, anchor: u32) -> Result<Block> {
     let width = bound.block_size() - 1;
     let mut context = bound.drafter().decoding_context();
     bound.drafter().extend(&mut context, taps)?;

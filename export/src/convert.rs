@@ -214,7 +214,7 @@ impl Hf {
             "source": {
                 "path": on_record(path),
                 "format": source.format.name(),
-                "hash": if path.is_dir() { Some(target_hash(path)?) } else { None },
+                "hash": target_hash(path)?,
                 "notes": source.notes,
                 "provenance": own,
             },
@@ -269,6 +269,12 @@ impl Speculators {
                  not read them"
                     .to_owned(),
             );
+        }
+        if let Some(window) = source.config.layers.iter().filter_map(|rule| rule.window).min() {
+            notes.push(format!(
+                "sliding_window {window}: the same number, by another rule where the context is longer: training in \
+                 speculators 0.9.0 shows every slot the {window} rows before the anchor, served it is |q - k| < {window}"
+            ));
         }
         finish(&self.source, &self.out, &source, stored, notes, Some(target.as_ref())).map_err(Failure::Run)
     }

@@ -66,29 +66,13 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
 
     let layer_rules = resolve_layers(section, init, count);
 
-    let (mut conv, mut selector) = (None, None);
-    if algorithm == Algorithm::Dflash2 {
-        let init_conv = init.and_then(|init| init.conv);
-        let init_selector = init.and_then(|init| init.selector);
-        conv = Some(ConvConfig {
-            kernel_size: *section
-                .conv_kernel
-                .get_or_insert(init_conv.map_or(2, |conv| conv.kernel_size)),
-            group_size: *section
-                .conv_group
-                .get_or_insert(init_conv.map_or(16, |conv| conv.group_size)),
-        });
-        selector = Some(SelectorConfig {
-            rank: *section
-                .selector_rank
-                .get_or_insert(init_selector.map_or(256, |s| s.rank)),
-            top_k: *section
-                .selector_top_k
-                .get_or_insert(init_selector.map_or(16, |s| s.top_k)),
-        });
+    let (conv, selector) = if algorithm == Algorithm::Dflash2 {
+        let (conv, selector) = resolve_dflash2(section, init);
+        (Some(conv), Some(selector))
     } else {
         refuse_dflash2_keys(&config)?;
-    }
+        (None, None)
+    };
     let has_codebooks = init.is_some_and(|init| init.selector.is_some());
     let codebooks = config.drafter.codebooks.unwrap_or(if has_codebooks {
         CodebookKind::Free
@@ -134,7 +118,7 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
     limits::check(&config)?;
     check_shape(&drafter)?;
     if let Some(init) = init {
-        agree::drafter(&drafter, init, &allow)?;
+        agree::drafter(&drafter, count, init, &allow)?;
     }
     Ok(Resolved {
         config,
@@ -242,6 +226,26 @@ fn resolve_layers(section: &mut DrafterSection, init: Option<&DrafterConfig>, co
             vec![rule; count]
         }
     }
+}
+
+/// Sizes of the parts that DFlash 2 adds.
+fn resolve_dflash2(section: &mut DrafterSection, init: Option<&DrafterConfig>) -> (ConvConfig, SelectorConfig) {
+    let conv = init.and_then(|init| init.conv);
+    let selector = init.and_then(|init| init.selector);
+    (
+        ConvConfig {
+            kernel_size: *section
+                .conv_kernel
+                .get_or_insert(conv.map_or(2, |conv| conv.kernel_size)),
+            group_size: *section
+                .conv_group
+                .get_or_insert(conv.map_or(16, |conv| conv.group_size)),
+        },
+        SelectorConfig {
+            rank: *section.selector_rank.get_or_insert(selector.map_or(256, |s| s.rank)),
+            top_k: *section.selector_top_k.get_or_insert(selector.map_or(16, |s| s.top_k)),
+        },
+    )
 }
 
 fn refuse_dflash2_keys(config: &RunConfig) -> Result<()> {

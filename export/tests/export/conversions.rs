@@ -85,6 +85,42 @@ fn a_folder_comes_back_from_speculators_bit_for_bit() {
     }
 }
 
+/// Decoding takes a drafter as it is stored: no conversion first, and the same tokens.
+#[test]
+fn every_format_is_decoded_with_alike() {
+    let target = demo("target");
+    let root = tempfile::tempdir().unwrap();
+    let [from, theirs, file] = ["from", "theirs", "drafter.gguf"].map(|name| root.path().join(name));
+    publish(&from, &config());
+    for (command, out) in [("speculators", &theirs), ("gguf", &file)] {
+        done(&[command, path(&from), "--target", path(&target), "--out", path(out)]);
+    }
+    let prompts = demo("heldout.jsonl");
+    let common = ["--target", path(&target), "--prompts", path(&prompts), "--quiet"];
+    let results: Vec<(Value, Vec<u8>)> = [&from, &theirs, &file]
+        .map(|drafter| {
+            let options = ["--limit", "2", "--max-new", "12", "--json"];
+            let report = done(&[&["verify", path(drafter)], &common[..], &options].concat());
+            let report: Value = serde_json::from_str(&report).unwrap();
+            let walks = root.path().join("walks.json");
+            done(
+                &[
+                    &["walk", path(drafter)],
+                    &common[..],
+                    &["--contexts", "2", "--json", path(&walks)],
+                ]
+                .concat(),
+            );
+            let keys = ["rounds", "accepted", "acceptance_length", "differing", "prompts"];
+            let counts = keys.map(|key| report["acceptance"][key].clone());
+            assert!(counts[0].as_u64().is_some_and(|rounds| rounds > 0), "{report}");
+            (counts.to_vec().into(), fs::read(walks).unwrap())
+        })
+        .into();
+    assert_eq!(results[0], results[1]);
+    assert_eq!(results[0], results[2]);
+}
+
 #[test]
 fn tap_numbers_shift_by_one_and_back() {
     let info = TargetConfig::read(&demo("target")).unwrap().info;

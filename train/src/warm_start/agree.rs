@@ -40,11 +40,17 @@ pub fn target(init: &DrafterConfig, target: &TargetInfo, allow: &[Change]) -> Re
     Ok(())
 }
 
-/// Refuses to start `drafter` from `init` where weights would not fit, or would fit and mean something else.
+/// Refuses to start `drafter`, of `layers` layers, from `init` where weights would not fit, or would fit and mean something else.
 ///
 /// # Errors
 /// Naming the key, both values, and how to allow it where that is possible.
-pub fn drafter(drafter: &DrafterConfig, init: &DrafterConfig, allow: &[Change]) -> Result<()> {
+pub fn drafter(drafter: &DrafterConfig, layers: usize, init: &DrafterConfig, allow: &[Change]) -> Result<()> {
+    // asked for by the run file; the rules of the layers may be those of `init` all the same
+    ensure!(
+        layers == init.layers.len(),
+        "drafter.layers: the drafter started from has {}, got {layers}",
+        init.layers.len()
+    );
     sizes(drafter, init)?;
     let asked = |change: Change, same: bool, key: &str, values: [String; 2], why: &str| {
         let [was, is] = values;
@@ -93,7 +99,6 @@ fn sizes(drafter: &DrafterConfig, init: &DrafterConfig) -> Result<()> {
         );
         Ok(())
     };
-    same("layers", drafter.layers.len(), init.layers.len())?;
     same("heads", drafter.num_heads, init.num_heads)?;
     same("kv_heads", drafter.num_kv_heads, init.num_kv_heads)?;
     same("head_dim", drafter.head_dim, init.head_dim)?;

@@ -11,6 +11,7 @@ mod resume;
 mod run_files;
 mod shape;
 mod stopping;
+mod warm_start;
 
 use candle_core::{Device, Tensor};
 use dflash_model::ops::Compute;

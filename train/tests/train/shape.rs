@@ -152,11 +152,41 @@ fn a_warm_start_keeps_what_the_folder_says() {
     let second = resolve(&config(&[]), &target(), Some(&upgraded.drafter)).unwrap();
     assert_eq!(second.codebooks, CodebookKind::Free);
 
-    assert!(refusal(&["taps.layers=[1]"], Some(&init)).contains("taps.layers"));
+    assert!(refusal(&["taps.layers=[1]"], Some(&init)).contains("--allow taps"));
+    assert!(refusal(&["drafter.mask_token_id=6"], Some(&init)).contains("--allow mask"));
+    assert!(refusal(&["drafter.rope_theta=6"], Some(&init)).contains("--allow rope"));
+    assert!(refusal(&["drafter.allow=[\"mask\"]"], None).contains("drafter.allow: only with drafter.init_from"));
     assert!(refusal(&["drafter.layers=4"], Some(&init)).contains("drafter.layers"));
     assert!(refusal(&["drafter.ffn=4"], Some(&init)).contains("drafter.ffn"));
     assert!(refusal(&["drafter.algorithm=dflash"], Some(&second.drafter)).contains("drafter.algorithm"));
     assert!(refusal(&["drafter.codebooks=factored"], Some(&second.drafter)).contains("drafter.codebooks"));
+}
+
+#[test]
+fn a_target_of_another_depth_or_vocabulary_is_allowed_by_name_and_moves_the_taps() {
+    let init = shape(&[]);
+    for (layers, vocabulary) in [(36, 248_320), (32, 248_400)] {
+        let other = TargetInfo {
+            num_layers: layers,
+            vocab_size: vocabulary,
+            ..target()
+        };
+        let error = resolve(&config(&[]), &other, Some(&init)).unwrap_err().to_string();
+        assert!(
+            error.contains("drafter.init_from") && error.contains("--allow target"),
+            "{error}"
+        );
+        let allowed = resolve(&config(&["drafter.allow=[\"target\"]"]), &other, Some(&init)).unwrap();
+        assert_eq!(allowed.drafter.num_target_layers, layers);
+        let moved = default_taps(layers, 5).unwrap();
+        assert_eq!(allowed.drafter.target_layer_ids, moved);
+    }
+    let wider = TargetInfo {
+        hidden_size: 4096,
+        ..target()
+    };
+    let error = resolve(&config(&["drafter.allow=[\"target\"]"]), &wider, Some(&init)).unwrap_err();
+    assert!(error.to_string().contains("width 2560, this one has 4096"), "{error}");
 }
 
 /// A warm start brings its sizes past the run file, so they are looked at after it.
