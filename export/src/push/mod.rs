@@ -23,6 +23,7 @@ use files::{Selected, check_secret, select, way};
 
 /// What `push` is told. The token is none of it: it comes from the environment alone.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub struct Push {
     /// Drafter folder, or a run folder for its final.
     folder: PathBuf,
@@ -177,5 +178,6 @@ fn outcome(uploaded: &Uploaded) -> String {
 }
 
 fn indented(text: &str) -> String {
-    text.lines().map(|line| format!("  {line}\n")).collect()
+    let lines: Vec<String> = text.lines().map(|line| format!("  {line}")).collect();
+    lines.join("\n") + "\n"
 }
