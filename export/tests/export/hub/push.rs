@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 
 use dflash_data::files::sha256_hex;
 
@@ -127,9 +128,12 @@ fn a_dry_run_tells_everything_and_contacts_nobody() {
     assert_eq!(scene.stub.state().requests.len(), 0);
 }
 
+/// One way to spoil a folder, and what must be said about it.
+type Case = (fn(&Path), &'static [&'static str]);
+
 #[test]
 fn what_may_not_be_published_is_refused_before_anybody_is_asked() {
-    let spoiled: [(fn(&std::path::Path), &[&str]); 7] = [
+    let spoiled: [Case; 7] = [
         (
             |folder| {
                 edit_tensors(folder, |tensors| {
@@ -202,7 +206,7 @@ fn what_may_not_be_published_is_refused_before_anybody_is_asked() {
     assert_eq!(scene.stub.state().requests.len(), 0);
 }
 
-fn edit_card(folder: &std::path::Path, from: &str, to: &str) {
+fn edit_card(folder: &Path, from: &str, to: &str) {
     let path = folder.join("README.md");
     let card = fs::read_to_string(&path).unwrap();
     assert!(card.contains(from), "{card}");
