@@ -224,7 +224,7 @@ fn after(
     head: Option<&str>,
     failure: &Failure,
 ) -> Result<Option<CommitInfo>> {
-    if upload.create_pr && failure.kind == Kind::Unanswered {
+    if upload.create_pr && matches!(failure.kind, Kind::Unanswered | Kind::Server) {
         // a proposal leaves no trace in the branch
         bail!(
             "{failure}. Whether the proposal was made is not known: see {}/discussions before pushing again",

@@ -108,10 +108,11 @@ fn a_commit_whose_answer_is_lost_is_not_made_twice() {
 
 #[test]
 fn a_proposal_whose_answer_is_lost_is_not_made_twice() {
-    let scene = Scene::new();
-    scene.stub.fail("/commit/", &[Fault::Lost]);
-    scene
-        .push(&["--create-pr"])
-        .refused(1, &["Whether the proposal was made is not known", "/discussions"]);
-    assert_eq!(scene.stub.state().models[REPO].proposals.len(), 1);
+    for fault in [Fault::Lost, Fault::Done(500)] {
+        let scene = Scene::new();
+        scene.stub.fail("/commit/", &[fault]);
+        let words = ["Whether the proposal was made is not known", "/discussions"];
+        scene.push(&["--create-pr"]).refused(1, &words);
+        assert_eq!(scene.stub.state().models[REPO].proposals.len(), 1, "{fault:?}");
+    }
 }
