@@ -241,6 +241,34 @@ fn a_causal_layer_that_does_not_slide_has_no_speculators_form() {
     assert!(text(&output.stderr).contains("layer 0 is causal and does not slide"));
 }
 
+/// The flag speaks of the sliding layers; full ones see their whole block either way.
+#[test]
+fn sliding_window_non_causal_says_nothing_of_full_layers() {
+    let root = tempfile::tempdir().unwrap();
+    let [from, to] = ["from", "to"].map(|name| root.path().join(name));
+    let mut mixed = config();
+    mixed.layers = vec![mixed.layers[0]; 5];
+    mixed.layers[4].window = None;
+    publish(&from, &mixed);
+    done(&[
+        "speculators",
+        path(&from),
+        "--target",
+        path(&demo("target")),
+        "--out",
+        path(&to),
+    ]);
+    let info = TargetConfig::read(&demo("target")).unwrap().info;
+    for (flag, expected) in [(false, [true, true, true, true, false]), (true, [false; 5])] {
+        edit_config(&to, |config| config["sliding_window_non_causal"] = json!(flag));
+        let read = formats::read(&to, Some(&info)).unwrap().config;
+        let causal: Vec<bool> = read.layers.iter().map(|layer| layer.causal).collect();
+        assert_eq!(causal, expected, "{flag}");
+        let windows: Vec<bool> = read.layers.iter().map(|layer| layer.window.is_some()).collect();
+        assert_eq!(windows, [true, true, true, true, false]);
+    }
+}
+
 #[test]
 fn every_stored_type_reads_back_and_says_its_name() {
     let root = tempfile::tempdir().unwrap();
