@@ -6,7 +6,7 @@
 use anyhow::{Result, bail, ensure};
 use dflash_model::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig, TargetInfo};
 
-use crate::config::{Algorithm, CodebookKind, DrafterSection, RunConfig};
+use crate::config::{Algorithm, CodebookKind, DrafterSection, RunConfig, TrackerName};
 use crate::limits;
 
 /// Taps of a new drafter.
@@ -98,6 +98,9 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
     config.taps.layers = Some(layers.clone());
     if config.data.conversations.is_none() {
         config.generate.get_or_insert_default();
+    }
+    if config.tracking.contains(&TrackerName::Wandb) {
+        config.wandb = Some(config.wandb());
     }
 
     let drafter = DrafterConfig {
