@@ -216,7 +216,7 @@ impl<B> Run<'_, '_, B> {
             if best { ", the best so far" } else { "" }
         );
         self.stage.note(&text);
-        self.tracking.say(&text)?;
+        self.tracking.remark(text);
         Ok(best)
     }
 

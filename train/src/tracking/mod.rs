@@ -95,6 +95,8 @@ pub struct Tracking {
     validations: StepLines,
     trackers: Vec<Box<dyn Tracker>>,
     row: Row,
+    /// What is said of the row.
+    said: Option<String>,
 }
 
 impl Tracking {
@@ -106,6 +108,7 @@ impl Tracking {
             validations: StepLines::open(&run_dir.join("validation.jsonl"), step)?,
             trackers: trackers(config, From::Step(step))?,
             row: Row::default(),
+            said: None,
         })
     }
 
@@ -122,10 +125,16 @@ impl Tracking {
         self.row.add("validation", validation)
     }
 
-    /// Hands what was measured at the present step to the trackers.
+    /// Takes what is said of the present step; it follows the step's numbers.
+    pub fn remark(&mut self, text: String) {
+        self.said = Some(text);
+    }
+
+    /// Hands what was measured and said of the present step to the trackers.
     pub fn commit(&mut self) -> Result<()> {
         let row = std::mem::take(&mut self.row);
-        self.trackers.iter_mut().try_for_each(|tracker| tracker.row(&row))
+        self.trackers.iter_mut().try_for_each(|tracker| tracker.row(&row))?;
+        self.said.take().map_or(Ok(()), |said| self.say(&said))
     }
 
     /// Hands a line that the run said to the trackers.

@@ -48,37 +48,27 @@ impl EventFile {
         let mut events = Self {
             file: Appended::open(&next_name(folder)?)?,
         };
-        events.write(&event(0).text(3, "brain.Event:2"))?;
+        events.write(version)?;
         if let Some(after) = after {
-            events.write(&event(after + 1).message(7, &Message::new().integer(1, START)))?;
+            events.write(|time| restart(time, after + 1))?;
         }
         Ok(events)
     }
 
     /// Adds a text of the text tab; Markdown.
     pub fn text(&mut self, step: u64, tag: &str, markdown: &str) -> Result<()> {
-        let plugin = Message::new().text(1, "text");
-        let metadata = Message::new().message(1, &plugin).integer(4, CLASS_TENSOR);
-        // no dimensions: one text
-        let tensor = Message::new()
-            .integer(1, DT_STRING)
-            .message(2, &Message::new())
-            .text(8, markdown);
-        let value = Message::new().text(1, tag).message(9, &metadata).message(8, &tensor);
-        self.write(&event(step).message(5, &Message::new().message(1, &value)))
+        self.write(|time| text(time, step, tag, markdown))
     }
 
-    fn write(&mut self, event: &Message) -> Result<()> {
-        self.file.write(&frame(&event.clone().into_bytes()))
+    fn write(&mut self, event: impl FnOnce(f64) -> Message) -> Result<()> {
+        let now = clock::since_epoch(SystemTime::now()).as_secs_f64();
+        self.file.write(&frame(&event(now).into_bytes()))
     }
 }
 
 impl Tracker for EventFile {
     fn row(&mut self, row: &Row) -> Result<()> {
-        let values = row.numbers().fold(Message::new(), |values, (name, number)| {
-            values.message(1, &Message::new().text(1, name).float(2, number as f32))
-        });
-        self.write(&event(row.step).message(5, &values))
+        self.write(|time| scalars(time, row))
     }
 
     fn summary(&mut self, row: &Row) -> Result<()> {
@@ -109,9 +99,39 @@ fn next_name(folder: &Path) -> Result<PathBuf> {
     Ok(folder.join(format!("{NAME}{seconds:010}.dflash")))
 }
 
-fn event(step: u64) -> Message {
-    let now = clock::since_epoch(SystemTime::now()).as_secs_f64();
-    Message::new().double(1, now).integer(2, step)
+/// What every file begins with.
+fn version(time: f64) -> Message {
+    Message::new().double(1, time).text(3, "brain.Event:2")
+}
+
+/// From `step` on, only what follows counts.
+fn restart(time: f64, step: u64) -> Message {
+    event(time, step).message(7, &Message::new().integer(1, START))
+}
+
+/// The numbers of a step, in one event.
+fn scalars(time: f64, row: &Row) -> Message {
+    let values = row.numbers().fold(Message::new(), |values, (name, number)| {
+        values.message(1, &Message::new().text(1, name).float(2, number as f32))
+    });
+    event(time, row.step).message(5, &values)
+}
+
+/// A text for the text tab.
+fn text(time: f64, step: u64, tag: &str, markdown: &str) -> Message {
+    let plugin = Message::new().text(1, "text");
+    let metadata = Message::new().message(1, &plugin).integer(4, CLASS_TENSOR);
+    // no dimensions: one text
+    let tensor = Message::new()
+        .integer(1, DT_STRING)
+        .message(2, &Message::new())
+        .text(8, markdown);
+    let value = Message::new().text(1, tag).message(8, &tensor).message(9, &metadata);
+    event(time, step).message(5, &Message::new().message(1, &value))
+}
+
+fn event(time: f64, step: u64) -> Message {
+    Message::new().double(1, time).integer(2, step)
 }
 
 fn frame(data: &[u8]) -> Vec<u8> {
@@ -154,5 +174,42 @@ mod tests {
             .collect();
         let expected = [1, 2, 3].map(|i| folder.path().join(format!("{NAME}900000000{i}.dflash")));
         assert_eq!(names, expected);
+    }
+
+    /// `scripts/fixtures/tracking.py` wrote the file with TensorBoard's messages and writer.
+    #[test]
+    fn events_have_the_bytes_of_tensorboards_own_writer() {
+        let row = Row {
+            step: 301,
+            values: vec![
+                ("train/loss".into(), serde_json::Number::from_f64(0.5).unwrap()),
+                ("train/slots".into(), 12.into()),
+                (
+                    "validation/accept_at_pos/01".into(),
+                    serde_json::Number::from_f64(0.25).unwrap(),
+                ),
+            ],
+        };
+        let events = [
+            version(1.5),
+            restart(2.5, 301),
+            text(3.5, 300, "config", "seed = 1\n"),
+            scalars(4.5, &row),
+        ];
+        let ours: Vec<u8> = events
+            .into_iter()
+            .flat_map(|event| frame(&event.into_bytes()))
+            .collect();
+        assert_eq!(ours, include_bytes!("../../tests/fixtures/tracking/events.tfevents"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_ends_the_step_with_an_error() {
+        let mut events = EventFile {
+            file: Appended::open(Path::new("/dev/full")).unwrap(),
+        };
+        let error = format!("{:#}", events.row(&Row::default()).unwrap_err());
+        assert!(error.starts_with("/dev/full: "), "{error}");
     }
 }

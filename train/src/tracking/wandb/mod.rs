@@ -128,7 +128,8 @@ impl Tracker for OfflineRun {
     }
 
     fn finish(&mut self, exit_code: i32) -> Result<()> {
-        self.append([records::exit(exit_code, self.runtime())])?;
+        let runtime = self.runtime();
+        self.append([records::worked(runtime), records::exit(exit_code, runtime)])?;
         self.log.sync()?;
         self.files.finish()
     }
@@ -165,7 +166,7 @@ impl Kept {
                     continue;
                 }
                 // header and environment are written anew; an end is none when the run goes on
-                Kind::Exit | Kind::Other => continue,
+                Kind::End | Kind::Other => continue,
             }
             kept.records.push(record);
         }
@@ -274,4 +275,56 @@ fn id_of(folder: &Path) -> Result<&str> {
     let id = name.strip_prefix("offline-run-").and_then(|rest| rest.split_once('-'));
     let id = id.map(|(_, id)| id).filter(|id| !id.is_empty());
     id.with_context(|| format!("{}: expected offline-run-YYYYMMDD_HHMMSS-ID", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(run_dir: &Path) -> RunConfig {
+        let text = format!(
+            "run_dir = '{}'\n[target]\npath = 't'\n[data]\nprompts = 'p'\n",
+            run_dir.display()
+        );
+        config_file::parse(&text, &[]).unwrap()
+    }
+
+    #[test]
+    fn a_second_run_in_one_folder_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path());
+        drop(OfflineRun::open(&config, From::Step(0)).unwrap());
+        let other = folder.path().join("wandb/offline-run-20200101_000000-other");
+        fs::create_dir(&other).unwrap();
+        let error = OfflineRun::open(&config, From::Step(0)).err().unwrap().to_string();
+        assert!(
+            error.contains("expected one run") && error.contains("-other"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_damaged_log_is_refused_by_name_and_left_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path());
+        let run = OfflineRun::open(&config, From::Step(0)).unwrap();
+        let path = run.log.path().to_owned();
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[20] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let error = format!("{:#}", OfflineRun::open(&config, From::Step(0)).err().unwrap());
+        let named = error.starts_with(&path.display().to_string());
+        assert!(named && error.contains("byte 7: expected checksum"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_ends_the_step_with_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut run = OfflineRun::open(&config(folder.path()), From::Step(0)).unwrap();
+        run.log = Appended::open(Path::new("/dev/full")).unwrap();
+        let error = format!("{:#}", run.row(&Row::default()).unwrap_err());
+        assert!(error.starts_with("/dev/full: "), "{error}");
+    }
 }

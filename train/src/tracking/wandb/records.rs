@@ -62,8 +62,8 @@ pub enum Kind {
     Output(String),
     /// The run's start, since 1970.
     Run(Duration),
-    /// The end.
-    Exit,
+    /// The end, or a part of it.
+    End,
     /// Anything else.
     Other,
 }
@@ -126,11 +126,20 @@ pub fn summary(values: impl Iterator<Item = (String, Number)>) -> Message {
     Message::new().message(SUMMARY, &updates)
 }
 
-/// A line that the run said, on stderr.
+/// A line that the run said.
 pub fn output(line: &str, now: Duration) -> Message {
-    // output type 0 is stderr
-    let output = Message::new().integer(1, 0).message(2, &timestamp(now)).text(3, line);
+    // output type 1, stdout: W&B marks every line of stderr as an error
+    let output = Message::new().integer(1, 1).message(2, &timestamp(now)).text(3, line);
     Message::new().message(OUTPUT_RAW, &output)
+}
+
+/// Seconds of work as W&B shows them, `_wandb.runtime` of the summary; part of the end.
+pub fn worked(runtime: f64) -> Message {
+    let update = Message::new()
+        .text(2, "_wandb")
+        .text(2, "runtime")
+        .text(16, &(runtime as u64).to_string());
+    Message::new().message(SUMMARY, &Message::new().message(1, &update))
 }
 
 /// The end of the process, after `runtime` seconds of work.
@@ -162,7 +171,9 @@ pub fn kind(record: &[u8]) -> Kind {
         };
     }
     if let Some(summary) = of(SUMMARY) {
-        return Kind::Summary(items(summary));
+        let values = items(summary);
+        let worked = matches!(values.as_slice(), [(name, _)] if name == "_wandb");
+        return if worked { Kind::End } else { Kind::Summary(values) };
     }
     if let Some(output) = of(OUTPUT_RAW) {
         return Kind::Output(text(output, 3));
@@ -175,7 +186,7 @@ pub fn kind(record: &[u8]) -> Kind {
         let nanos = number(2).unwrap_or(0) as u32;
         return Kind::Run(Duration::new(number(1).unwrap_or(0), nanos));
     }
-    if of(EXIT).is_some() { Kind::Exit } else { Kind::Other }
+    if of(EXIT).is_some() { Kind::End } else { Kind::Other }
 }
 
 fn row_items(row: &Row, now: Duration, runtime: f64) -> impl Iterator<Item = (String, Number)> {
@@ -213,4 +224,94 @@ fn timestamp(time: Duration) -> Message {
     Message::new()
         .integer(1, time.as_secs())
         .integer(2, u64::from(time.subsec_nanos()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tracking::wandb::log;
+
+    /// What `scripts/fixtures/tracking.py` wrote with W&B's messages and writer: our bytes, and read back.
+    #[test]
+    fn a_log_has_the_bytes_of_wandbs_own_writer() {
+        let started = Duration::new(1_796_257_349, 486_538_000);
+        let later = Duration::new(1_796_257_351, 500_000_000);
+        let number = |number| Number::from_f64(number).unwrap();
+        let values = [
+            ("train/loss", number(0.5)),
+            ("train/slots", 12.into()),
+            ("validation/accept_at_pos/01", number(0.25)),
+        ];
+        let row = Row {
+            step: 301,
+            values: values.map(|(name, value)| (name.to_owned(), value)).to_vec(),
+        };
+        let config = serde_json::json!({"seed": 1, "train": {"lr": 0.001}});
+        let line = "x".repeat(40_000) + "\n";
+        let facts = RunFacts {
+            id: "abcd1234",
+            project: "dflash",
+            entity: Some("team"),
+            name: "a run",
+            tags: &["one".to_owned(), "two".to_owned()],
+            config: config.as_object().unwrap(),
+            commit: Some("c0ffee"),
+            started,
+        };
+        let messages = [
+            header(),
+            run(&facts),
+            environment("linux-x86_64", started, 2, Some("c0ffee")),
+            history(&row, later, 2.25),
+            latest(&row, later, 2.25),
+            output(&line, later),
+            worked(2.25),
+            exit(143, 2.25),
+        ];
+        let (mut ours, mut position) = (log::HEAD.to_vec(), log::HEAD.len());
+        for (record, number) in messages.into_iter().zip(1..) {
+            log::append(&mut ours, &mut position, &numbered(record, number, "abcd1234"));
+        }
+        let theirs = include_bytes!("../../../tests/fixtures/tracking/run.wandb");
+        assert!(
+            ours == theirs,
+            "the first difference is at {:?}",
+            ours.iter().zip(theirs).position(|(a, b)| a != b)
+        );
+
+        let kinds: Vec<Kind> = log::records(theirs)
+            .unwrap()
+            .iter()
+            .map(|record| kind(record))
+            .collect();
+        let summary = [
+            "_step 301",
+            "_timestamp 1796257351.5",
+            "_runtime 2.25",
+            "train/loss 0.5",
+            "train/slots 12",
+        ];
+        let mut summary = summary.to_vec();
+        summary.push("validation/accept_at_pos/01 0.25");
+        let pair = |text: &str| {
+            text.split_once(' ')
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .unwrap()
+        };
+        let step = Kind::History {
+            step: 301,
+            runtime: 2.25,
+        };
+        let expected = [
+            Kind::Other,
+            Kind::Run(started),
+            Kind::Other,
+            step,
+            Kind::Summary(summary.into_iter().map(pair).collect()),
+            Kind::Output(line),
+            Kind::End,
+            Kind::End,
+        ];
+        assert_eq!(kinds, expected);
+    }
 }
