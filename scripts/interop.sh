@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The authors' own PyTorch code loads our folders and must draft the same tokens as we do (f32, greedy, ten contexts each).
+# The authors' own PyTorch code loads our folders and must draft the same tokens as we do (f32, greedy, ten contexts each);
+# speculators loads our export for it and must compute the same hidden states.
 #   scripts/interop.sh [FOLDER ...]      trained drafters of the demo target (these decode ten prompts with the authors' MLX loop,
 #                                        too), beside three made here: a random DFlash and a random DFlash 2 that we have to load,
 #                                        and a fresh DFlash 2 as dflash-train publishes it
@@ -26,8 +27,12 @@ folders+=("$work/run/initialised")
 
 for folder in "${folders[@]}"; do
   echo "== $folder"
-  "$built/dflash-export" walk "$folder" --target "$target_model" --prompts data/demo/heldout.jsonl --contexts 10 --json "$work/walks.json"
+  "$built/dflash-export" walk "$folder" --target "$target_model" --prompts data/demo/heldout.jsonl --contexts 10 --states --quiet \
+    --json "$work/walks.json"
   "$python" scripts/interop/zlab_walk.py check "$target_model" "$folder" "$work/walks.json"
+  # as a speculators folder it computes the hidden states of the published one
+  "$built/dflash-export" speculators "$folder" --target "$target_model" --out "$work/speculators" --force
+  "$python" scripts/interop/speculators_check.py "$work/speculators" "$target_model" "$work/walks.json"
 done
 # trained drafters decode with the authors' MLX loop as well (a random one accepts nothing worth comparing)
 for folder in "$@"; do
@@ -37,4 +42,5 @@ for folder in "$@"; do
     --include-truncated --quiet --json "$work/decode.json" >/dev/null
   "$python" scripts/interop/zlab_decode.py "$target_model" "$folder" data/demo/heldout.jsonl "$work/decode.json"
 done
+scripts/interop/gguf.sh "$built" "$python" "${folders[@]}" # the same drafters in llama.cpp
 echo "interop: ${#folders[@]} folders, every walk equal"

@@ -18,10 +18,14 @@ const BLOCK: u64 = 1 << 20;
 const BLOCKS: u64 = 16;
 const READ_WHOLE: u64 = 64 << 20;
 
-/// Hash of a target folder, 64 hexadecimal characters.
+/// Hash of a target or drafter folder, or of a file that is a whole model; 64 hexadecimal characters.
 pub fn target_hash(folder: &Path) -> Result<String> {
     let config = folder.join("config.json");
     let mut hash = Sha256::new();
+    if folder.is_file() {
+        add_file(&mut hash, folder).with_context(|| format!("{}: cannot read", folder.display()))?;
+        return Ok(hex(&hash.finalize()));
+    }
     add(
         &mut hash,
         &std::fs::read(&config).with_context(|| format!("{}: cannot read", config.display()))?,

@@ -7,7 +7,7 @@ use candle_core::DType;
 pub use dflash_data::recipes::Selection;
 use dflash_data::recipes::{self, PromptSet, Recipe, Source, load_conversations};
 use dflash_data::{Chat, target_hash};
-use dflash_model::{BoundDrafter, Drafter, Drafting, Target};
+use dflash_model::{BoundDrafter, Drafter, Drafting, Target, formats};
 
 use crate::prompts::About;
 use crate::rendered::{Rendered, Row};
@@ -83,7 +83,7 @@ impl PromptSource {
 pub struct Request<'r> {
     /// Target folder.
     pub target: &'r Path,
-    /// Drafter folder.
+    /// Drafter folder or file, of any format.
     pub drafter: &'r Path,
     /// Where prompts come from.
     pub prompts: PromptSource,
@@ -119,7 +119,7 @@ pub struct Loaded {
 /// On a missing or broken file, on a drafter that does not fit the target, and on a prompt that the template refuses;
 /// each names the file and what was expected.
 pub fn load(request: &Request<'_>) -> Result<Loaded> {
-    ensure_folder("--drafter", request.drafter)?;
+    ensure_there("--drafter", request.drafter)?;
     let mut setting = setting(request.target, request.device, request.bf16)?;
     // cheap and often wrong first: prompts before weights
     let prompts = load_prompts(request, &mut setting)?;
@@ -169,9 +169,11 @@ pub fn load_target(folder: &Path, device: &str, bf16: bool) -> Result<Box<dyn Ta
 /// # Errors
 /// When the folder is broken or was made for another target.
 pub fn bind(folder: &Path, without_selector: bool, target: &dyn Target, setting: &mut Setting) -> Result<BoundDrafter> {
-    ensure_folder("--drafter", folder)?;
+    ensure_there("--drafter", folder)?;
     let device = dflash_model::device::by_name(&setting.device).context("--device")?;
-    let mut drafter = Drafter::load(folder, &device).with_context(|| format!("--drafter {}", folder.display()))?;
+    let named = || format!("--drafter {}", folder.display());
+    let source = formats::read(folder, Some(target.info())).with_context(named)?;
+    let mut drafter = Drafter::from_source(&source, &device).with_context(named)?;
     if without_selector {
         ensure!(
             drafter.selector.take().is_some(),
@@ -188,10 +190,17 @@ pub fn bind(folder: &Path, without_selector: bool, target: &dyn Target, setting:
     setting.mask_token_id = config.mask_token_id;
     setting.taps.clone_from(&config.target_layer_ids);
     let fits = || format!("{} for {}", folder.display(), setting.target);
+    source.check_carried(target.head()).with_context(fits)?;
+    drop(source);
     config.check_target(target.info()).with_context(fits)?;
     let bound = BoundDrafter::new(drafter, target.head()).with_context(fits)?;
     target.session(bound.taps()).map(drop).with_context(fits)?;
     Ok(bound)
+}
+
+fn ensure_there(option: &str, path: &Path) -> Result<()> {
+    ensure!(path.exists(), "{option} {}: no such folder or file", path.display());
+    Ok(())
 }
 
 fn ensure_folder(option: &str, folder: &Path) -> Result<()> {

@@ -60,15 +60,27 @@ impl Rendered {
         &self.rows
     }
 
+    /// The rendered first turn of a row.
+    ///
+    /// # Errors
+    /// As [`Rendered::new`]; when there is no such row.
+    pub fn text(&self, index: usize) -> Result<String> {
+        let row = self
+            .rows
+            .get(index)
+            .with_context(|| format!("prompt {index}: there are {}", self.rows.len()))?;
+        prompt_text(&self.chat.template, &row.prompt.start, row.thinking)
+    }
+
     /// The last characters of the first rendered prompt: shows what the template did about thinking.
     ///
     /// # Errors
     /// As [`Rendered::new`].
     pub fn tail(&self) -> Result<String> {
-        let Some(row) = self.rows.first() else {
+        if self.rows.is_empty() {
             return Ok(String::new());
-        };
-        let text = prompt_text(&self.chat.template, &row.prompt.start, row.thinking)?;
+        }
+        let text = self.text(0)?;
         Ok(text.chars().skip(text.chars().count().saturating_sub(TAIL)).collect())
     }
 

@@ -1,6 +1,7 @@
 //! How fast the parts are: prompts, plain steps, proposals, and verification by number of rows.
 
 use anyhow::{Result, ensure};
+use dflash_model::drafter_config::default_target_layer_ids;
 use dflash_model::{Drafting, LogitRows, Target};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,10 @@ pub struct ContextSpeed {
     pub context: usize,
     /// Prompt tokens a second, taps included.
     pub prefill_tokens_per_s: f64,
+    /// Tokens a second of a capture, which ends at its last tap and makes no logits; absent for a target too shallow for
+    /// default taps, and in reports of earlier versions.
+    #[serde(default)]
+    pub capture_tokens_per_s: Option<f64>,
     /// Seconds of a plain step.
     pub step_seconds: f64,
     /// Rounds by width, 0 first.
@@ -79,6 +84,11 @@ pub fn speed(
     check(target, drafting, contexts, rows)?;
     let (vocab, widths) = (target.info().vocab_size, widths(rows));
     let taps = drafting.map_or_else(Vec::new, |drafting| drafting.taps().to_vec());
+    // without a drafter a capture takes what a new one would tap
+    let captured = match drafting {
+        Some(drafting) => Some(drafting.taps().to_vec()),
+        None => default_taps(target.info().num_layers),
+    };
     let mut measured = Vec::new();
     for (done, &context) in contexts.iter().enumerate() {
         let tokens: Vec<u32> = (0..context as u64).map(|i| below(1, i, vocab) as u32).collect();
@@ -86,9 +96,16 @@ pub fn speed(
         let prefill = fastest_of(2, || {
             rayon::scope(|_| target.session(&taps)?.forward(&tokens, LogitRows::Last).map(drop))
         })?;
+        let capture = match &captured {
+            None => None,
+            Some(taps) => Some(fastest_of(2, || {
+                rayon::scope(|_| target.taps(&tokens, taps).map(drop))
+            })?),
+        };
         measured.push(ContextSpeed {
             context,
             prefill_tokens_per_s: context as f64 / prefill,
+            capture_tokens_per_s: capture.map(|seconds| context as f64 / seconds),
             step_seconds: costs[0].verify,
             costs,
         });
@@ -101,6 +118,13 @@ pub fn speed(
         peak_memory_mb: peak_memory().map(|bytes| bytes >> 20),
         setting: setting.clone(),
     })
+}
+
+/// Taps of a new drafter of five layers, where a target is deep enough for five.
+fn default_taps(num_layers: usize) -> Option<Vec<usize>> {
+    let taps = default_target_layer_ids(num_layers, 5);
+    let sound = taps.windows(2).all(|pair| pair[0] < pair[1]) && taps.last().is_some_and(|&last| last + 1 < num_layers);
+    sound.then_some(taps)
 }
 
 /// Largest resident memory of this process so far, in bytes; Linux only.

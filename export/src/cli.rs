@@ -14,9 +14,12 @@ use dflash_eval::report::{Report, prepare_output, write_json};
 use dflash_model::{Target, device, target};
 use serde::Serialize;
 
+use crate::convert::{Conversion, Hf, Speculators};
+use crate::gguf;
 use crate::inspect::inspect;
+use crate::logits::{LogitsArgs, run_logits};
 use crate::verify::{Verification, compare_copy, failures};
-use crate::walk::walks;
+use crate::walk::{add_states, walks};
 
 /// Inspects and verifies drafter folders.
 #[derive(Debug, Parser)]
@@ -30,7 +33,7 @@ pub struct Cli {
 enum Command {
     /// Print configuration and tensors, and whether they agree; reads no weights.
     Inspect {
-        /// Drafter folder.
+        /// Drafter folder of any format, or GGUF file.
         folder: PathBuf,
         /// Check that the drafter is one for this target folder.
         #[arg(long, value_name = "FOLDER")]
@@ -39,9 +42,13 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Write the published folder that every engine reads, from a run or a drafter of any format.
+    Hf(Hf),
+    /// Write a folder of the speculators format.
+    Speculators(Speculators),
     /// Write a copy, reload it and compare; then decode prompts and look at the acceptance.
     Verify {
-        /// Drafter folder.
+        /// Drafter folder of any format, or GGUF file.
         folder: PathBuf,
         #[command(flatten)]
         common: Common,
@@ -63,7 +70,7 @@ enum Command {
     },
     /// Draft one block after each of the first prompts and write contexts and drafts, for other programs to repeat.
     Walk {
-        /// Drafter folder.
+        /// Drafter folder of any format, or GGUF file.
         folder: PathBuf,
         #[command(flatten)]
         common: Common,
@@ -76,7 +83,16 @@ enum Command {
         /// Where to write the walks.
         #[arg(long, value_name = "FILE")]
         json: PathBuf,
+        /// Write tap states and hidden states, too.
+        #[arg(long)]
+        states: bool,
     },
+    /// Write prompts as text and token ids and the target's logits after each token of the first, for other programs to repeat.
+    Logits(LogitsArgs),
+    /// Write the drafter as a GGUF file for llama.cpp.
+    Gguf(gguf::DrafterArgs),
+    /// Write the target as a GGUF file for llama.cpp.
+    GgufTarget(gguf::TargetArgs),
 }
 
 #[derive(Debug, Args)]
@@ -102,6 +118,8 @@ struct Common {
 pub fn run(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
         Command::Inspect { folder, target, json } => run_inspect(&folder, target.as_deref(), json),
+        Command::Hf(hf) => hf.run().and_then(|done| run_conversion(&done, hf.json())),
+        Command::Speculators(to) => to.run().and_then(|done| run_conversion(&done, to.json())),
         Command::Verify {
             folder,
             common,
@@ -127,7 +145,11 @@ pub fn run(cli: Cli) -> ExitCode {
             prompts,
             contexts,
             json,
-        } => run_walk(&folder, &common, &prompts, contexts, &json),
+            states,
+        } => run_walk(&folder, &common, &prompts, contexts, &json, states),
+        Command::Logits(args) => run_logits(&args),
+        Command::Gguf(args) => gguf::run_drafter(&args),
+        Command::GgufTarget(args) => gguf::run_target(&args),
     };
     exit_code(outcome)
 }
@@ -136,6 +158,11 @@ fn run_inspect(folder: &Path, target: Option<&Path>, json: bool) -> Result<bool,
     let found = inspect(folder, target).map_err(Failure::Input)?;
     print(&found, found.table(), json)?;
     Ok(found.passed())
+}
+
+fn run_conversion(done: &Conversion, json: bool) -> Result<bool, Failure> {
+    print(done, done.table(), json)?;
+    Ok(done.passed())
 }
 
 /// The decode of a verification.
@@ -187,7 +214,14 @@ fn run_verify(folder: &Path, common: &Common, decode: Option<Decode<'_>>, json: 
     Ok(verification.passed())
 }
 
-fn run_walk(folder: &Path, common: &Common, prompts: &Path, contexts: usize, json: &Path) -> Result<bool, Failure> {
+fn run_walk(
+    folder: &Path,
+    common: &Common,
+    prompts: &Path,
+    contexts: usize,
+    json: &Path,
+    states: bool,
+) -> Result<bool, Failure> {
     let prepare = || {
         prepare_output("--json", json)?;
         let loaded = load_all(folder, common, prompts, contexts)?;
@@ -202,7 +236,7 @@ fn run_walk(folder: &Path, common: &Common, prompts: &Path, contexts: usize, jso
     let loaded = prepare().map_err(Failure::Input)?;
     let mut display = Display::new("walk", contexts, common.quiet);
     let (target, drafting) = (loaded.target.as_ref(), loaded.drafting.as_ref());
-    let found = walks(
+    let mut found = walks(
         target,
         drafting,
         loaded.prompts.openings(),
@@ -216,6 +250,9 @@ fn run_walk(folder: &Path, common: &Common, prompts: &Path, contexts: usize, jso
         },
     )
     .map_err(Failure::Run)?;
+    if states {
+        add_states(&mut found, folder, target).map_err(Failure::Run)?;
+    }
     write_json(json, &found).map_err(Failure::Run)?;
     Ok(true)
 }

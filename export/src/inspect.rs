@@ -1,20 +1,27 @@
 //! What a drafter folder says of itself, and whether its parts agree. Reads headers only.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
 use candle_core::DType;
-use dflash_model::folder::{DraftCounts, extra_files, list_problems, read_config};
-use dflash_model::{DrafterConfig, TargetConfig, TensorFolder};
+use dflash_model::folder::{DraftCounts, extra_files, read_config};
+use dflash_model::formats::{self, Facts, Format};
+use dflash_model::{DrafterConfig, TargetConfig, TargetInfo, TensorFolder};
 use serde::Serialize;
 use serde_json::Value;
+
+use crate::convert::{drafter_in, target_info};
+use crate::engines::{Judgement, Seen, judge};
 
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Inspection {
-    /// The folder.
+    /// The folder or file.
     pub folder: String,
+    /// Its format; null when it is none that is known.
+    pub format: Option<&'static str>,
     /// `DFlash` or `DFlash 2`; null when the configuration is refused.
     pub method: Option<&'static str>,
     /// The configuration in its canonical spelling; null when it is refused.
@@ -22,7 +29,7 @@ pub struct Inspection {
     /// Visibility rule of each layer.
     pub layers: Vec<Layer>,
     /// What each engine has to be told for full blocks.
-    pub draft_counts: Option<Counts>,
+    pub draft_counts: Option<DraftCounts>,
     /// Every stored tensor, by name.
     pub tensors: Vec<TensorRow>,
     /// Numbers in them.
@@ -35,6 +42,8 @@ pub struct Inspection {
     pub problems: Vec<String>,
     /// What the configuration leaves to the guess of an engine.
     pub warnings: Vec<String>,
+    /// What each engine makes of it.
+    pub engines: Vec<Judgement>,
 }
 
 /// One layer's rule.
@@ -46,19 +55,6 @@ pub struct Layer {
     pub causal: bool,
 }
 
-/// Tokens that each engine wants to be told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Counts {
-    /// `num_speculative_tokens`.
-    pub vllm: usize,
-    /// `--speculative-num-draft-tokens`.
-    pub sglang: usize,
-    /// `--spec-draft-n-max`.
-    pub llama_cpp: usize,
-    /// `num_speculative_tokens`.
-    pub max: usize,
-}
-
 /// One stored tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TensorRow {
@@ -68,53 +64,122 @@ pub struct TensorRow {
     pub dtype: String,
     /// Stored shape.
     pub shape: Vec<usize>,
+    /// Bytes of its numbers.
+    pub bytes: u64,
 }
 
-/// Reads the folder, and the configuration of `target` when there is one.
+/// Reads the drafter at `path`, of any format, and the configuration of `target`; of the target that a speculators folder
+/// names, when it lies here and no other is given.
 ///
 /// # Errors
-/// Only when a folder does not exist or the target's configuration cannot be read: what is wrong with the drafter is
+/// Only when the drafter does not exist or the target's configuration cannot be read: what is wrong with the drafter is
 /// part of the result.
-pub fn inspect(folder: &Path, target: Option<&Path>) -> Result<Inspection> {
-    ensure!(folder.is_dir(), "{}: no such folder", folder.display());
+pub fn inspect(path: &Path, target: Option<&Path>) -> Result<Inspection> {
+    ensure!(path.exists(), "{}: no such folder", path.display());
+    let path = &drafter_in(path)?;
+    let named = formats::named_target(path);
+    let info = match target {
+        Some(target) => Some(TargetConfig::read(target)?.info),
+        None => target_info(path, None)?,
+    };
     let mut problems = Vec::new();
-    let config = kept(read_config(folder), &mut problems);
-    let tensors = kept(TensorFolder::open(folder), &mut problems);
-    if let (Some(config), Some(tensors)) = (&config, &tensors) {
-        problems.extend(list_problems(config, tensors));
+    let format = kept(formats::detect(path), &mut problems);
+    let mut seen = Seen {
+        name: path.display().to_string(),
+        format: format.unwrap_or(Format::Published),
+        raw: formats::config_value(path).unwrap_or_default(),
+        config: None,
+        refused: None,
+        tensors: BTreeMap::new(),
+        stray: Vec::new(),
+        remote_code: path.join("dflash.py").exists(),
+        target: info.clone(),
+        target_name: target.map(|target| target.display().to_string()).or(named),
+    };
+    let mut rows = Vec::new();
+    if let (Some(format), true) = (format, problems.is_empty()) {
+        rows = look(path, format, info.as_ref(), &mut seen, &mut problems);
     }
-    if let Some(tensors) = &tensors {
-        problems.extend(extra_files(tensors)?);
+    if let (Some(config), Some(info)) = (&seen.config, &info) {
+        kept(config.check_target(info), &mut problems);
     }
-    if let Some(target) = target {
-        let info = TargetConfig::read(target)?.info;
-        if let Some(config) = &config {
-            kept(config.check_target(&info), &mut problems);
-        }
-    }
-    let rows: Vec<TensorRow> = tensors.iter().flat_map(TensorFolder::iter).map(row).collect();
-    let sizes = |info: &dflash_model::tensor_file::TensorInfo| info.shape.iter().map(|&size| size as u64).product();
-    let counts: Vec<(u64, DType)> = tensors
-        .iter()
-        .flat_map(TensorFolder::iter)
-        .map(|(_, info)| (sizes(info), info.dtype))
-        .collect();
+    let config = seen.config.as_ref();
+    let numbers = |row: &TensorRow| row.shape.iter().map(|&size| size as u64).product::<u64>();
     Ok(Inspection {
-        folder: folder.display().to_string(),
-        method: config.as_ref().map(method),
-        layers: config.as_ref().map(layers).unwrap_or_default(),
-        draft_counts: config.as_ref().map(|config| draft_counts(config.block_size)),
-        config: config.as_ref().map(DrafterConfig::to_json).transpose()?,
+        folder: path.display().to_string(),
+        format: format.map(Format::name),
+        method: config.map(method),
+        layers: config.map(layers).unwrap_or_default(),
+        draft_counts: config.map(|config| DraftCounts::of(config.block_size)),
+        config: config.map(DrafterConfig::to_json).transpose()?,
+        parameters: rows.iter().map(numbers).sum(),
+        bytes: rows.iter().map(|row| row.bytes).sum(),
         tensors: rows,
-        parameters: counts.iter().map(|(count, _)| count).sum(),
-        bytes: counts
-            .iter()
-            .map(|(count, dtype)| count * dtype.size_in_bytes() as u64)
-            .sum(),
         target: target.map(|target| target.display().to_string()),
+        warnings: match format {
+            Some(Format::Published) => DrafterConfig::remarks(&seen.raw),
+            _ => Vec::new(),
+        },
+        engines: if format.is_some() { judge(&seen) } else { Vec::new() },
         problems,
-        warnings: remarks(folder),
     })
+}
+
+/// Reads the headers into `seen` and `problems`; returns the stored tensors.
+fn look(
+    path: &Path,
+    format: Format,
+    info: Option<&TargetInfo>,
+    seen: &mut Seen,
+    problems: &mut Vec<String>,
+) -> Vec<TensorRow> {
+    let folder = match format {
+        Format::Gguf => None,
+        Format::Published | Format::Speculators => kept(TensorFolder::open(path), problems),
+    };
+    let read = folder.is_some() || format == Format::Gguf;
+    if let Some(folder) = &folder {
+        seen.tensors = folder
+            .iter()
+            .map(|(name, info)| (name.to_owned(), info.shape.clone()))
+            .collect();
+        seen.stray = kept(extra_files(folder), problems).unwrap_or_default();
+    }
+    let outcome = if read {
+        formats::facts(path, info).map(|facts| (facts.config.clone(), Some(facts)))
+    } else {
+        // the weights are a problem already; the configuration may be one, too
+        read_config(path).map(|config| (config, None))
+    };
+    let facts = match outcome {
+        Ok((config, facts)) => {
+            seen.config = Some(config);
+            facts
+        }
+        Err(error) => {
+            seen.refused = Some(error.to_string());
+            problems.push(error.to_string());
+            problems.extend(seen.stray.iter().cloned());
+            None
+        }
+    };
+    if let Some(facts) = &facts {
+        problems.extend(facts.problems());
+        seen.tensors = facts
+            .tensors
+            .iter()
+            .map(|(name, (shape, _))| (name.clone(), shape.clone()))
+            .collect();
+    }
+    match (folder, facts) {
+        (Some(folder), _) => folder.iter().map(row).collect(),
+        (None, Some(facts)) => facts
+            .tensors
+            .iter()
+            .map(|(name, stored)| gguf_row(name, stored, &facts))
+            .collect(),
+        (None, None) => Vec::new(),
+    }
 }
 
 impl Inspection {
@@ -127,6 +192,7 @@ impl Inspection {
     pub fn table(&self) -> String {
         let mut text = String::new();
         let _ = writeln!(text, "folder      {}", self.folder);
+        let _ = writeln!(text, "format      {}", self.format.unwrap_or("none that is known"));
         if let (Some(method), Some(config)) = (self.method, &self.config) {
             let _ = writeln!(text, "method      {method}");
             self.write_config(&mut text, config);
@@ -149,6 +215,18 @@ impl Inspection {
         }
         for warning in &self.warnings {
             let _ = writeln!(text, "warning     {warning}");
+        }
+        for judgement in &self.engines {
+            let reasons = judgement.reasons.join("; ");
+            let _ = writeln!(
+                text,
+                "{:<11} {:<16} {reasons}",
+                judgement.engine.name(),
+                judgement.verdict.name()
+            );
+            if let Some(command) = &judgement.command {
+                let _ = writeln!(text, "              {command}");
+            }
         }
         let verdict = if self.passed() { "a whole drafter" } else { "not usable" };
         let _ = writeln!(text, "verdict     {verdict}");
@@ -188,14 +266,6 @@ impl Inspection {
 }
 
 /// The value, or its error among the problems.
-/// Remarks on a configuration that can be read; one that cannot is a problem and has none.
-fn remarks(folder: &Path) -> Vec<String> {
-    let value = std::fs::read(folder.join("config.json"))
-        .ok()
-        .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
-    value.as_ref().map(DrafterConfig::remarks).unwrap_or_default()
-}
-
 fn kept<T>(outcome: candle_core::Result<T>, problems: &mut Vec<String>) -> Option<T> {
     outcome.map_err(|error| problems.push(error.to_string())).ok()
 }
@@ -212,25 +282,24 @@ fn layers(config: &DrafterConfig) -> Vec<Layer> {
     config.layers.iter().map(layer).collect()
 }
 
-fn draft_counts(block_size: usize) -> Counts {
-    let DraftCounts {
-        vllm,
-        sglang,
-        llama_cpp,
-        max,
-    } = DraftCounts::of(block_size);
-    Counts {
-        vllm,
-        sglang,
-        llama_cpp,
-        max,
-    }
-}
-
 fn row((name, info): (&str, &dflash_model::tensor_file::TensorInfo)) -> TensorRow {
     TensorRow {
         name: name.to_owned(),
         dtype: info.dtype.as_str().to_owned(),
+        bytes: (info.shape.iter().product::<usize>() * info.dtype.size_in_bytes()) as u64,
         shape: info.shape.clone(),
+    }
+}
+
+/// A tensor of a GGUF file, under its published name.
+fn gguf_row(name: &str, (shape, dtype): &(Vec<usize>, DType), facts: &Facts) -> TensorRow {
+    let numbers: usize = shape.iter().product();
+    let quantised = facts.quantised.get(name);
+    let bytes = quantised.and_then(|element| element.bytes(numbers as u64));
+    TensorRow {
+        name: name.to_owned(),
+        dtype: quantised.map_or(dtype.as_str(), |element| element.name()).to_owned(),
+        bytes: bytes.unwrap_or((numbers * dtype.size_in_bytes()) as u64),
+        shape: shape.clone(),
     }
 }

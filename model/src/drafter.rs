@@ -56,6 +56,16 @@ impl Drafter {
         Self::frozen(config, &|name| tensors.get(name).cloned())
     }
 
+    /// A drafter for decoding over what was read from any format, as [`Drafter::load`].
+    ///
+    /// # Errors
+    /// When the device cannot hold a tensor.
+    pub fn from_source(source: &crate::formats::Source, device: &Device) -> Result<Self> {
+        let place = |(name, tensor): (&String, &Tensor)| Ok((name.clone(), tensor.to_device(device)?));
+        let tensors: crate::formats::Tensors = source.tensors.iter().map(place).collect::<Result<_>>()?;
+        Self::frozen(source.config.clone(), &|name| tensors.get(name).cloned())
+    }
+
     /// A drafter for decoding over tensors by published name.
     pub(crate) fn frozen(config: DrafterConfig, find: &dyn Fn(&str) -> Option<Tensor>) -> Result<Self> {
         let mut drafter = Self::build(config, &Source::new(find, Use::Decoding))?;

@@ -7,7 +7,7 @@
 use candle_core::{DType, Device, Tensor};
 use dflash_model::walk::{draft_distribution, walk};
 use dflash_model::{
-    Block, Blocks, BoundDrafter, Codebooks, ConvConfig, Drafter, DrafterConfig, LayerRule, Params, Sampling,
+    Block, Blocks, BoundDrafter, Codebooks, ConvConfig, Drafter, DrafterConfig, Drafting, LayerRule, Params, Sampling,
     SelectorConfig, TargetHead,
 };
 use std::collections::HashMap;
@@ -286,6 +286,24 @@ fn a_fresh_dflash2_equals_dflash_bit_for_bit() {
             .tokens()
     };
     assert_eq!(propose(plain), propose(with_parts));
+}
+
+/// Positions are computed, not looked up: a drafter whose stated limit is below its target's goes on past it.
+#[test]
+fn a_context_beyond_the_drafters_own_limit_drafts_as_under_a_wider_one() {
+    let (taps, head) = (random(3, &[50, 64]), small_head());
+    let drafts = |max_positions: usize| {
+        let config = DrafterConfig {
+            max_positions,
+            ..small_config(true)
+        };
+        let params = perturbed(&config, Codebooks::Free);
+        let bound = BoundDrafter::new(Drafter::new(config, &params).unwrap(), &head).unwrap();
+        let mut session = bound.session().unwrap();
+        session.extend(&taps).unwrap();
+        session.propose(9, 5, &mut Sampling::Greedy).unwrap().tokens()
+    };
+    assert_eq!(drafts(16), drafts(4096));
 }
 
 /// Randomises every variable, so that no part is at its identity.

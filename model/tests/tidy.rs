@@ -15,7 +15,7 @@ const ROOMS: [(&str, &[&str]); 5] = [
     ("data", &["model"]),
     ("eval", &["model", "data"]),
     ("train", &["model", "data", "eval"]),
-    ("export", &["model", "eval"]),
+    ("export", &["model", "data", "eval"]),
 ];
 
 /// Longest source file, in lines.

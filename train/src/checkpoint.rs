@@ -122,6 +122,7 @@ pub fn contract(config: &RunConfig) -> Result<BTreeMap<String, String>> {
         "taps.dir",
         "taps.shard_mib",
         "drafter.init_from",
+        "drafter.allow",
     ];
     keys.retain(|key, _| {
         let section = key.split('.').next().unwrap_or(key);
@@ -139,11 +140,11 @@ pub fn write(
     progress: &Progress,
     masters: &BTreeMap<String, Var>,
     optimizer: &AdamW,
-    publish: &dyn Fn(&Path) -> Result<()>,
+    publish: &dyn Fn(&Path, &Progress) -> Result<()>,
 ) -> Result<PathBuf> {
     let folder = step_folder(run_dir, progress.step);
     durable::replace_folder(&folder, &|partial| {
-        publish(partial)?;
+        publish(partial, progress)?;
         let state = partial.join("state");
         fs::create_dir(&state).with_context(|| format!("making {}", state.display()))?;
         let tensors: HashMap<&str, Tensor> = masters

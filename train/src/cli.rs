@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::bench::StepArguments;
+use crate::config::Change;
 
 /// Trains a DFlash or DFlash 2 drafter for one target, from a run file.
 ///
@@ -54,6 +55,9 @@ pub struct Args {
     /// Replaces a key of the run file, as in --set train.lr=1e-3; repeatable, later ones win.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub overrides: Vec<String>,
+    /// Lets a warm start change what the weights of drafter.init_from were trained with; repeatable, as drafter.allow.
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub allow: Vec<Change>,
     /// Runs this stage only.
     #[arg(long, value_enum)]
     pub stage: Option<StageName>,

@@ -188,8 +188,11 @@ pub enum TapMode {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DrafterSection {
-    /// Published drafter folder whose weights training starts from; not the same as `--resume`.
+    /// Drafter whose weights training starts from, in any format: published or speculators folder, or GGUF file; not the
+    /// same as `--resume`.
     pub init_from: Option<PathBuf>,
+    /// What may differ from that drafter although its weights then mean something else; also `--allow`.
+    pub allow: Vec<Change>,
     /// `dflash2` or `dflash`; default `dflash2`.
     pub algorithm: Option<Algorithm>,
     /// Decoder layers, at most 64; default 5.
@@ -222,6 +225,32 @@ pub struct DrafterSection {
     pub selector_top_k: Option<usize>,
     /// `factored` over the frozen embedding and head, or `free` rows; default factored, free when `init_from` brings codebooks.
     pub codebooks: Option<CodebookKind>,
+}
+
+/// What a warm start changes only when it is asked for by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Change {
+    /// `drafter.mask_token_id`.
+    Mask,
+    /// `taps.layers`; a layer that stays keeps its weights.
+    Taps,
+    /// A target of another depth or vocabulary, or with another embedding or head than came with the drafter.
+    Target,
+    /// `drafter.rope_theta`.
+    Rope,
+}
+
+impl Change {
+    /// Its name in a run file and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mask => "mask",
+            Self::Taps => "taps",
+            Self::Target => "target",
+            Self::Rope => "rope",
+        }
+    }
 }
 
 /// A drafter family.

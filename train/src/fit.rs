@@ -46,7 +46,7 @@ pub struct Job<'j, B> {
     /// Replays the held-out responses with the present parameters, after so many steps; none without any.
     pub validate: &'j dyn Fn(u64) -> Result<Option<Validation>>,
     /// Writes the published drafter folder of the present parameters.
-    pub publish: &'j dyn Fn(&Path) -> Result<()>,
+    pub publish: &'j dyn Fn(&Path, &Progress) -> Result<()>,
     /// Bytes that a checkpoint takes on disk.
     pub checkpoint_bytes: u64,
 }

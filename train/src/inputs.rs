@@ -3,9 +3,8 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
-use crate::done::whole_drafter;
 use crate::evaluation;
 use crate::materials::Materials;
 
@@ -31,9 +30,6 @@ pub fn check(materials: &Materials) -> Result<()> {
     folder_to_be("run_dir", &config.run_dir)?;
     if let Some(path) = &config.taps.dir {
         folder_to_be("taps.dir", path)?;
-    }
-    if let Some(folder) = &config.drafter.init_from {
-        whole_drafter(folder).context("drafter.init_from")?;
     }
     if let Some(path) = &evaluate.prompts {
         let prompts = evaluation::prompts(materials, path)?;

@@ -65,7 +65,8 @@ const RANGES: [(&str, Range); 43] = [
     ("train.epochs", Whole(1, 1_000_000)),
     ("train.eps", Positive(1.0)),
     ("train.gamma", Positive(1e6)),
-    ("train.lr", Positive(10.0)),
+    // 0 leaves the weights as they are, which shows what a warm start brought
+    ("train.lr", Closed(0.0, 10.0)),
     ("train.min_lr_ratio", Closed(0.0, 1.0)),
     // a smaller pack would be a mistaken unit: samples, not tokens
     ("train.pack_tokens", Whole(64, LONG)),

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use candle_core::{DType, Device};
 use dflash_data::tokens::Chat;
-use dflash_model::{DrafterConfig, Target};
+use dflash_model::Target;
 
 use crate::config::{Precision, RunConfig};
 use crate::resolve::{Resolved, resolve};
+use crate::warm_start;
 
 /// A run, opened.
 pub struct Materials {
@@ -37,10 +38,7 @@ impl Materials {
         let chat = Chat::load(&section.path).with_context(place)?;
         let init = match &config.drafter.init_from {
             None => None,
-            Some(folder) => {
-                let path = folder.join("config.json");
-                Some(DrafterConfig::from_json_file(&path).context("drafter.init_from")?)
-            }
+            Some(path) => Some(warm_start::config(path, target.info())?),
         };
         Ok(Self {
             resolved: resolve(config, target.info(), init.as_ref())?,

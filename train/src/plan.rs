@@ -44,7 +44,7 @@ pub fn dry_run(materials: &Materials, display: Display) -> Result<String, Failur
     };
     let params = parameters(materials)?;
     let publisher = Publisher::new(materials).work()?;
-    replace_folder(&folder, &|partial| publisher.write(partial, &params)).work()?;
+    replace_folder(&folder, &|partial| publisher.write(partial, &params, None)).work()?;
 
     let mut text = plan(materials, &examples, sizes).work()?;
     let (source, conversations) = match (exact, &config.data.prompts) {

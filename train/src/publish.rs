@@ -5,10 +5,11 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use dflash_data::target_hash;
 use dflash_eval::Report;
-use dflash_model::folder::{AcceptanceRow, ModelCard, verify_written, write_files};
+use dflash_model::folder::{AcceptanceRow, ModelCard, PROVENANCE, verify_written, write_files};
 use dflash_model::{DrafterConfig, Params, TargetHead};
 use serde_json::{Value, json};
 
+use crate::checkpoint::Progress;
 use crate::config::RunConfig;
 use crate::durable::replace_file;
 use crate::materials::Materials;
@@ -32,30 +33,49 @@ impl Publisher {
             "tokenizer": materials.chat.tokenizer.hash(),
             "template": materials.chat.template.hash(),
         });
+        let start = match &config.drafter.init_from {
+            None => Value::Null,
+            Some(path) => json!({"path": path, "hash": target_hash(path)?}),
+        };
+        let card = card(config);
         Ok(Self {
             drafter: materials.resolved.drafter.clone(),
             head: materials.target.head().clone(),
-            card: card(config),
             provenance: json!({
+                "card": card,
                 "tool": "dflash-train",
                 "program": provenance::collect(),
                 "target": target,
+                "started_from": start,
                 "run": config,
             }),
+            card,
         })
     }
 
-    /// Writes the folder's files into the empty `folder` and reads the weights back.
-    pub fn write(&self, folder: &Path, params: &Params) -> Result<()> {
+    /// Writes the folder's files into the empty `folder` and reads the weights back; `progress` is absent before the
+    /// first step.
+    pub fn write(&self, folder: &Path, params: &Params, progress: Option<&Progress>) -> Result<()> {
         let tensors = params.published(&self.head)?;
-        write_files(folder, &self.drafter, &tensors, &self.card, &self.provenance)?;
+        let mut provenance = self.provenance.clone();
+        provenance["trained"] = json!({
+            "steps": progress.map_or(0, |progress| progress.step),
+            "data": progress.map(|progress| &progress.data),
+        });
+        write_files(folder, &self.drafter, &tensors, &self.card, &provenance)?;
         verify_written(folder, &tensors).context("reading the written drafter back")
     }
 
-    /// Puts a measured acceptance into the card of a published folder.
+    /// Puts a measured acceptance into the card and the provenance of a published folder.
     pub fn write_acceptance(&self, folder: &Path, config: &RunConfig, report: &Report) -> Result<()> {
         let mut card = self.card.clone();
         card.acceptance.extend(acceptance_row(config, report));
+        let path = folder.join(PROVENANCE);
+        let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
+        let mut provenance: Value = serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?;
+        provenance["card"] = serde_json::to_value(&card)?;
+        let text = serde_json::to_string_pretty(&provenance)? + "\n";
+        replace_file(&path, text.as_bytes())?;
         replace_file(&folder.join("README.md"), card.markdown(&self.drafter).as_bytes())
     }
 }

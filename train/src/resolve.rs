@@ -8,6 +8,7 @@ use dflash_model::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig, TargetI
 
 use crate::config::{Algorithm, CodebookKind, DrafterSection, RunConfig, TrackerName};
 use crate::limits;
+use crate::warm_start::agree;
 
 /// Taps of a new drafter.
 const TAPS: usize = 5;
@@ -30,6 +31,14 @@ pub struct Resolved {
 /// Resolves `config` for a target, and for the drafter it starts from, if any.
 pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterConfig>) -> Result<Resolved> {
     let mut config = config.clone();
+    let allow = config.drafter.allow.clone();
+    match init {
+        Some(init) => agree::target(init, target, &allow)?,
+        None => ensure!(
+            allow.is_empty(),
+            "drafter.allow: only with drafter.init_from, there is nothing to differ from"
+        ),
+    }
     let layers = resolve_taps(&config, target, init)?;
     let section = &mut config.drafter;
 
@@ -57,29 +66,13 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
 
     let layer_rules = resolve_layers(section, init, count);
 
-    let (mut conv, mut selector) = (None, None);
-    if algorithm == Algorithm::Dflash2 {
-        let init_conv = init.and_then(|init| init.conv);
-        let init_selector = init.and_then(|init| init.selector);
-        conv = Some(ConvConfig {
-            kernel_size: *section
-                .conv_kernel
-                .get_or_insert(init_conv.map_or(2, |conv| conv.kernel_size)),
-            group_size: *section
-                .conv_group
-                .get_or_insert(init_conv.map_or(16, |conv| conv.group_size)),
-        });
-        selector = Some(SelectorConfig {
-            rank: *section
-                .selector_rank
-                .get_or_insert(init_selector.map_or(256, |s| s.rank)),
-            top_k: *section
-                .selector_top_k
-                .get_or_insert(init_selector.map_or(16, |s| s.top_k)),
-        });
+    let (conv, selector) = if algorithm == Algorithm::Dflash2 {
+        let (conv, selector) = resolve_dflash2(section, init);
+        (Some(conv), Some(selector))
     } else {
         refuse_dflash2_keys(&config)?;
-    }
+        (None, None)
+    };
     let has_codebooks = init.is_some_and(|init| init.selector.is_some());
     let codebooks = config.drafter.codebooks.unwrap_or(if has_codebooks {
         CodebookKind::Free
@@ -128,7 +121,7 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
     limits::check(&config)?;
     check_shape(&drafter)?;
     if let Some(init) = init {
-        check_warm_start(&drafter, count, init)?;
+        agree::drafter(&drafter, count, init, &allow)?;
     }
     Ok(Resolved {
         config,
@@ -184,11 +177,11 @@ pub fn default_gamma(block_size: usize) -> Result<f64> {
 
 fn resolve_taps(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterConfig>) -> Result<Vec<usize>> {
     let layers = match (&config.taps.layers, init) {
-        (Some(layers), Some(init)) if *layers != init.target_layer_ids => bail!(
-            "taps.layers: the drafter started from reads {:?}, got {layers:?}",
-            init.target_layer_ids
-        ),
         (Some(layers), _) => layers.clone(),
+        // in a target of another depth the same numbers are other layers
+        (None, Some(init)) if init.num_target_layers != target.num_layers => {
+            default_taps(target.num_layers, init.target_layer_ids.len())?
+        }
         (None, Some(init)) => init.target_layer_ids.clone(),
         (None, None) => default_taps(target.num_layers, TAPS)?,
     };
@@ -236,6 +229,26 @@ fn resolve_layers(section: &mut DrafterSection, init: Option<&DrafterConfig>, co
             vec![rule; count]
         }
     }
+}
+
+/// Sizes of the parts that DFlash 2 adds.
+fn resolve_dflash2(section: &mut DrafterSection, init: Option<&DrafterConfig>) -> (ConvConfig, SelectorConfig) {
+    let conv = init.and_then(|init| init.conv);
+    let selector = init.and_then(|init| init.selector);
+    (
+        ConvConfig {
+            kernel_size: *section
+                .conv_kernel
+                .get_or_insert(conv.map_or(2, |conv| conv.kernel_size)),
+            group_size: *section
+                .conv_group
+                .get_or_insert(conv.map_or(16, |conv| conv.group_size)),
+        },
+        SelectorConfig {
+            rank: *section.selector_rank.get_or_insert(selector.map_or(256, |s| s.rank)),
+            top_k: *section.selector_top_k.get_or_insert(selector.map_or(16, |s| s.top_k)),
+        },
+    )
 }
 
 fn refuse_dflash2_keys(config: &RunConfig) -> Result<()> {
@@ -309,44 +322,4 @@ fn check_shape(drafter: &DrafterConfig) -> Result<()> {
     }
     // what the published format asks for besides
     Ok(drafter.validate()?)
-}
-
-/// What a warm start may not change: everything that decides the shape of a tensor.
-fn check_warm_start(drafter: &DrafterConfig, count: usize, init: &DrafterConfig) -> Result<()> {
-    let same = |key: &str, wanted: usize, saved: usize| {
-        ensure!(
-            wanted == saved,
-            "drafter.{key}: the drafter started from has {saved}, got {wanted}"
-        );
-        Ok(())
-    };
-    same("layers", count, init.layers.len())?;
-    same("heads", drafter.num_heads, init.num_heads)?;
-    same("kv_heads", drafter.num_kv_heads, init.num_kv_heads)?;
-    same("head_dim", drafter.head_dim, init.head_dim)?;
-    same("ffn", drafter.intermediate_size, init.intermediate_size)?;
-    ensure!(
-        init.hidden_size == drafter.hidden_size
-            && init.vocab_size == drafter.vocab_size
-            && init.num_target_layers == drafter.num_target_layers,
-        "drafter.init_from: made for a target of width {}, {} rows and {} layers; this target has {}, {} and {}",
-        init.hidden_size,
-        init.vocab_size,
-        init.num_target_layers,
-        drafter.hidden_size,
-        drafter.vocab_size,
-        drafter.num_target_layers
-    );
-    ensure!(
-        drafter.conv.is_some() || init.conv.is_none() && init.selector.is_none(),
-        "drafter.algorithm: a DFlash 2 drafter cannot become \"dflash\""
-    );
-    if let (Some(conv), Some(saved)) = (drafter.conv, init.conv) {
-        same("conv_kernel", conv.kernel_size, saved.kernel_size)?;
-        same("conv_group", conv.group_size, saved.group_size)?;
-    }
-    if let (Some(selector), Some(saved)) = (drafter.selector, init.selector) {
-        same("selector_rank", selector.rank, saved.rank)?;
-    }
-    Ok(())
 }

@@ -15,7 +15,9 @@ use crate::fit::Ending;
 use crate::materials::Materials;
 use crate::progress::Display;
 use crate::signals::StopFlag;
-use crate::{checkpoint, config_file, evaluation, examples, inputs, plan, prepare, provenance, source, training};
+use crate::{
+    checkpoint, config_file, evaluation, examples, inputs, plan, prepare, provenance, source, training, warm_start,
+};
 
 /// Does what the command line asks for and returns the exit code.
 pub fn obey(line: &CommandLine) -> Result<u8, Failure> {
@@ -46,7 +48,8 @@ fn use_threads(threads: usize) -> Result<()> {
 pub fn run(args: &Args) -> Result<u8, Failure> {
     let display = Display::detect(args.quiet);
     let stop = StopFlag::listen().work()?;
-    let config = config_file::load(&args.config, &args.overrides).input()?;
+    let mut config = config_file::load(&args.config, &args.overrides).input()?;
+    config.drafter.allow.extend(&args.allow);
     if let Some(threads) = config.threads {
         use_threads(threads).work()?;
     }
@@ -57,6 +60,9 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
         return Ok(0);
     }
     inputs::check(&materials).input()?;
+    for line in warm_start::check(&materials).input()? {
+        display.note(&line);
+    }
     if args.dry_run {
         print(&plan::dry_run(&materials, display)?)?;
         return Ok(0);

@@ -89,7 +89,7 @@ pub fn train(
                 &materials.device,
             )
         },
-        publish: &|folder| publisher.write(folder, &params),
+        publish: &|folder, progress| publisher.write(folder, &params, Some(progress)),
         checkpoint_bytes: sizes.checkpoint(),
     };
     let ending = fit(&job, &mut optimizer, progress, display, stop).work()?;
@@ -103,7 +103,7 @@ pub fn train(
     Ok(ending)
 }
 
-/// Fresh variables, overwritten by the warm-start folder's tensors if there is one.
+/// Fresh variables, overwritten by the tensors of the drafter started from if there is one.
 pub fn parameters(materials: &Materials) -> Result<Params, Failure> {
     let resolved = &materials.resolved;
     let codebooks = match resolved.codebooks {
@@ -111,8 +111,10 @@ pub fn parameters(materials: &Materials) -> Result<Params, Failure> {
         CodebookKind::Free => Codebooks::Free,
     };
     let params = Params::init(&resolved.drafter, codebooks, resolved.config.seed, &materials.device).work()?;
-    if let Some(folder) = &resolved.config.drafter.init_from {
-        warm_start::load(&params, folder).context("drafter.init_from").input()?;
+    let section = &resolved.config.drafter;
+    if let Some(path) = &section.init_from {
+        let start = warm_start::read(path, materials.target.as_ref(), &section.allow).input()?;
+        warm_start::load(&params, &resolved.drafter, &start).input()?;
     }
     Ok(params)
 }

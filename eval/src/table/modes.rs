@@ -48,9 +48,11 @@ pub fn speed(report: &SpeedReport) -> String {
     for at in &report.contexts {
         let _ = writeln!(
             out,
-            "context {}: prefill {:.0} tokens/s, plain step {:.3} ms ({:.1} tokens/s)",
+            "context {}: prefill {:.0} tokens/s, {}plain step {:.3} ms ({:.1} tokens/s)",
             at.context,
             at.prefill_tokens_per_s,
+            at.capture_tokens_per_s
+                .map_or_else(String::new, |rate| format!("capture {rate:.0}, ")),
             1e3 * at.step_seconds,
             1. / at.step_seconds
         );

@@ -31,16 +31,7 @@ fn untrained_drafter(folder: &Path, num_target_layers: usize) {
     let target = dflash_model::target::load(&demo("target"), &Device::Cpu, DType::F32).unwrap();
     let params = Params::init(&config, Codebooks::Free, 1, &Device::Cpu).unwrap();
     let tensors = params.published(target.head()).unwrap();
-    let card = ModelCard {
-        name: "untrained".into(),
-        base_model: "demo".into(),
-        base_revision: None,
-        license: None,
-        thinking: None,
-        data: None,
-        training_length: None,
-        acceptance: Vec::new(),
-    };
+    let card = ModelCard::named("untrained", "demo");
     write(folder, &config, &tensors, &card, &json!({}), Existing::Refuse).unwrap();
 }
 

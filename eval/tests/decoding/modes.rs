@@ -96,6 +96,7 @@ fn timing_covers_every_width_and_leaves_its_room() {
         let widths: Vec<usize> = at.costs.iter().map(|cost| cost.width).collect();
         assert_eq!(widths, (0..8).collect::<Vec<_>>());
         assert!(at.step_seconds > 0. && at.prefill_tokens_per_s > 0.);
+        assert!(at.capture_tokens_per_s.is_some_and(|rate| rate > 0.));
         assert!(
             at.costs[1..]
                 .iter()

@@ -4,7 +4,7 @@
 //! nested, the RoPE base flat and in `rope_parameters`, the storage type as `dtype` and `torch_dtype`. What an
 //! engine would otherwise guess (`layer_types`, `sliding_window`, `rope_scaling`, `sample_from_anchor`) is explicit.
 
-use candle_core::Result;
+use candle_core::{DType, Result};
 use serde_json::{Map, Value, json};
 
 use super::DrafterConfig;
@@ -15,7 +15,24 @@ impl DrafterConfig {
     /// # Errors
     /// When the configuration is not sound, or mixes layer rules in a way that the format cannot say.
     pub fn to_json(&self) -> Result<Value> {
+        self.to_json_stored_as(DType::BF16)
+    }
+
+    /// As [`DrafterConfig::to_json`], for tensors stored as `stored`: BF16, F16 or F32.
+    ///
+    /// # Errors
+    /// As [`DrafterConfig::to_json`]; on another type, too.
+    pub fn to_json_stored_as(&self, stored: DType) -> Result<Value> {
         self.validate()?;
+        let dtype = match stored {
+            DType::BF16 => "bfloat16",
+            DType::F16 => "float16",
+            DType::F32 => "float32",
+            other => candle_core::bail!(
+                "expected BF16, F16 or F32 to store a drafter in, got {}",
+                other.as_str()
+            ),
+        };
         let architecture = if self.is_dflash2() {
             "DFlash2DraftModel"
         } else {
@@ -39,8 +56,8 @@ impl DrafterConfig {
             "attention_dropout": 0.0,
             "block_size": self.block_size,
             "dflash_config": self.nested(),
-            "dtype": "bfloat16",
-            "torch_dtype": "bfloat16",
+            "dtype": dtype,
+            "torch_dtype": dtype,
             "head_dim": self.head_dim,
             "hidden_act": "silu",
             "hidden_size": self.hidden_size,

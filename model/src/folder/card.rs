@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use serde::{Deserialize, Serialize};
+
 use crate::drafter_config::DrafterConfig;
 
 /// What the acceptance columns of a card count.
@@ -14,7 +16,7 @@ const LIMITS: &str = "## Limits\n\nAcceptance was not measured beyond what the t
      than those trained on, on a quantised or further fine-tuned target, and in another thinking mode.\n";
 
 /// What the card says beyond the configuration. Whatever is not known is written as "not stated".
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelCard {
     /// Name of the drafter as engines are told it: a repository or a path.
     pub name: String,
@@ -35,7 +37,7 @@ pub struct ModelCard {
 }
 
 /// One line of the acceptance table.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AcceptanceRow {
     /// Prompts measured on.
     pub prompts: String,
@@ -50,7 +52,7 @@ pub struct AcceptanceRow {
 }
 
 /// How many tokens each engine has to be told: most count drafts, one counts the block with its anchor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct DraftCounts {
     /// `num_speculative_tokens`.
     pub vllm: usize,
@@ -76,6 +78,20 @@ impl DraftCounts {
 }
 
 impl ModelCard {
+    /// A card that names drafter and target, and leaves everything else not stated.
+    pub fn named(name: impl Into<String>, base_model: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            base_model: base_model.into(),
+            base_revision: None,
+            license: None,
+            thinking: None,
+            data: None,
+            training_length: None,
+            acceptance: Vec::new(),
+        }
+    }
+
     /// The card as Markdown with its YAML head.
     pub fn markdown(&self, config: &DrafterConfig) -> String {
         let sections = [
@@ -216,7 +232,7 @@ fn cell(text: &str) -> String {
 }
 
 /// A word that a POSIX shell reads as it stands.
-fn shell(word: &str) -> String {
+pub fn shell(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();

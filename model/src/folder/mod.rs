@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! config.json            the double-spelled configuration, see `drafter_config`
-//! model.safetensors      one BF16 file, metadata {"format": "pt"}, exactly the names of `tensor_shapes`
+//! model.safetensors      one file, BF16 unless asked otherwise, metadata {"format": "pt"}, exactly the names of `tensor_shapes`
 //! README.md              model card
 //! dflash_export.json     where the weights come from, as the caller tells it
 //! ```
@@ -22,9 +22,11 @@ use candle_core::{DType, Result};
 
 use crate::drafter_config::DrafterConfig;
 
-pub use card::{ACCEPTANCE_DEFINITION, AcceptanceRow, DraftCounts, ModelCard};
+pub use card::{ACCEPTANCE_DEFINITION, AcceptanceRow, DraftCounts, ModelCard, shell};
+pub(crate) use read::verify_stored;
 pub use read::{check_finite, extra_files, list_problems, read_config, read_tensors, verify_written};
-pub use write::{Existing, write, write_files};
+pub use write::{Contents, Existing, place, sync_folder, write, write_files};
+pub(crate) use write::{pretty, write_tensors, write_text};
 
 /// Names of the files of the folder.
 pub const FILES: [&str; 4] = [CONFIG, TENSORS, CARD, PROVENANCE];
@@ -32,13 +34,14 @@ pub const FILES: [&str; 4] = [CONFIG, TENSORS, CARD, PROVENANCE];
 const CONFIG: &str = "config.json";
 const TENSORS: &str = "model.safetensors";
 const CARD: &str = "README.md";
-const PROVENANCE: &str = "dflash_export.json";
+/// Name of the file that says where the weights come from.
+pub const PROVENANCE: &str = "dflash_export.json";
 
 /// Shape and type of a tensor that was found or given.
 type Shape = (Vec<usize>, DType);
 
 /// Everything in which `found` differs from the tensor list of `config`, one line a problem.
-fn differences(config: &DrafterConfig, found: &BTreeMap<String, Shape>) -> Vec<String> {
+pub(crate) fn differences(config: &DrafterConfig, found: &BTreeMap<String, Shape>) -> Vec<String> {
     let expected: BTreeMap<String, Vec<usize>> = config.tensor_shapes().into_iter().collect();
     let missing: Vec<&str> = names(expected.keys().filter(|name| !found.contains_key(*name)));
     let unexpected: Vec<&str> = names(found.keys().filter(|name| !expected.contains_key(*name)));
@@ -116,6 +119,6 @@ fn shape_hint(config: &DrafterConfig, name: &str) -> String {
 }
 
 /// Puts the path before an I/O error.
-fn at<T>(path: &Path, outcome: std::io::Result<T>) -> Result<T> {
+pub(crate) fn at<T>(path: &Path, outcome: std::io::Result<T>) -> Result<T> {
     outcome.map_err(|error| candle_core::Error::msg(format!("{}: {error}", path.display())))
 }

@@ -98,18 +98,32 @@ pub fn extra_files(folder: &TensorFolder) -> Result<Vec<String>> {
     Ok(extra.into_iter().collect())
 }
 
-/// Reads a folder back and checks that every tensor is the BF16 rounding of the one in `tensors`, bit for bit.
+/// Reads a folder back and checks that every tensor is the one in `tensors` rounded to the stored type, bit for bit.
 ///
 /// # Errors
 /// Naming the first tensor and element that differs, or whatever keeps the folder from being read.
 pub fn verify_written(dir: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
     let config = read_config(dir)?;
-    let stored = read_tensors(dir, &config, &Device::Cpu)?;
-    for (name, stored) in &stored {
+    verify_stored(dir, &read_tensors(dir, &config, &Device::Cpu)?, tensors)
+}
+
+/// As [`verify_written`], of tensors that are already read from `dir`.
+///
+/// # Errors
+/// As [`verify_written`].
+pub(crate) fn verify_stored(
+    dir: &Path,
+    stored: &BTreeMap<String, Tensor>,
+    tensors: &BTreeMap<String, Tensor>,
+) -> Result<()> {
+    // every stored type widens to f32 without loss
+    let values = |tensor: &Tensor| tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
+    for (name, stored) in stored {
         let Some(given) = tensors.get(name) else {
             bail!("{}: tensor {name} was not given", dir.display())
         };
-        let (stored, given) = (write::to_bf16(name, stored)?, write::to_bf16(name, given)?);
+        let given = values(&write::rounded(name, given, stored.dtype())?)?;
+        let stored = values(stored)?;
         if stored.len() != given.len() {
             bail!(
                 "{}: tensor {name} holds {} values, {} were given",

@@ -10,7 +10,7 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Result, Tensor, bail};
-use half::bf16;
+use safetensors::View as _;
 use serde_json::{Map, Value, json};
 
 use super::{CARD, CONFIG, FILES, ModelCard, PROVENANCE, TENSORS, at, differences};
@@ -38,6 +38,32 @@ pub fn write(
     provenance: &Value,
     existing: Existing,
 ) -> Result<()> {
+    place(dir, existing, &|fresh| {
+        write_files(fresh, config, tensors, card, provenance)
+    })
+}
+
+/// Everything that a published folder is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Contents<'c> {
+    /// The configuration.
+    pub config: &'c DrafterConfig,
+    /// Exactly its tensors, of any float type.
+    pub tensors: &'c BTreeMap<String, Tensor>,
+    /// Type to store them in: BF16, F16 or F32.
+    pub stored: DType,
+    /// The card.
+    pub card: &'c ModelCard,
+    /// Where the weights come from.
+    pub provenance: &'c Value,
+}
+
+/// Puts a folder in the place of `dir`, whole or not at all: `fill` writes into a new folder beside it, which is then
+/// renamed.
+///
+/// # Errors
+/// When the destination is taken, or `fill` or the renaming fails. Nothing is left behind then.
+pub fn place(dir: &Path, existing: Existing, fill: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
     // a link stays a link: its folder is replaced
     let dir = fs::canonicalize(dir).unwrap_or_else(|_| dir.to_path_buf());
     let occupied = check_destination(&dir, existing)?;
@@ -50,7 +76,7 @@ pub fn write(
     };
     at(parent, fs::create_dir_all(parent))?;
     let fresh = sibling(parent, &name.to_string_lossy(), "partial")?;
-    let outcome = write_files(&fresh, config, tensors, card, provenance).and_then(|()| {
+    let outcome = fill(&fresh).and_then(|()| {
         if occupied {
             replace(&fresh, &dir, parent, &name.to_string_lossy())
         } else {
@@ -67,8 +93,8 @@ pub fn write(
     sync_folder(parent)
 }
 
-/// Writes the files of the drafter into the existing folder `dir` and flushes them: for callers who put more files
-/// beside them and rename the folder themselves.
+/// Writes the files of the drafter into the existing folder `dir`, in BF16, and flushes them: for callers who put more
+/// files beside them and rename the folder themselves.
 ///
 /// # Errors
 /// As [`write()`]; a file that is already there is an error too.
@@ -79,41 +105,61 @@ pub fn write_files(
     card: &ModelCard,
     provenance: &Value,
 ) -> Result<()> {
-    let json = config.to_json()?;
-    let given = tensors
-        .iter()
-        .map(|(name, tensor)| (name.clone(), (tensor.dims().to_vec(), tensor.dtype())));
-    let problems = differences(config, &given.collect());
-    if !problems.is_empty() {
-        bail!(
-            "{}: the tensors are not those of the configuration: {}",
-            dir.display(),
-            problems.join("; ")
-        )
-    }
-    write_tensors(&dir.join(TENSORS), config, tensors)?;
-    write_text(&dir.join(CONFIG), &pretty(&json)?)?;
-    write_text(&dir.join(CARD), &card.markdown(config))?;
-    write_text(&dir.join(PROVENANCE), &pretty(provenance)?)?;
-    sync_folder(dir)
+    let contents = Contents {
+        config,
+        tensors,
+        stored: DType::BF16,
+        card,
+        provenance,
+    };
+    contents.write_into(dir)
 }
 
-/// The values of a tensor rounded to BF16, row-major.
+impl Contents<'_> {
+    /// Writes the files into the existing folder `dir` and flushes them.
+    ///
+    /// # Errors
+    /// When the configuration is unsound, the tensors are not exactly its list, a value is not finite in the stored type,
+    /// or writing fails; a file that is already there is an error too.
+    pub fn write_into(&self, dir: &Path) -> Result<()> {
+        let json = self.config.to_json_stored_as(self.stored)?;
+        let given = self
+            .tensors
+            .iter()
+            .map(|(name, tensor)| (name.clone(), (tensor.dims().to_vec(), tensor.dtype())));
+        let problems = differences(self.config, &given.collect());
+        if !problems.is_empty() {
+            bail!(
+                "{}: the tensors are not those of the configuration: {}",
+                dir.display(),
+                problems.join("; ")
+            )
+        }
+        write_tensors(&dir.join(TENSORS), self.tensors, self.stored)?;
+        write_text(&dir.join(CONFIG), &pretty(&json)?)?;
+        write_text(&dir.join(CARD), &self.card.markdown(self.config))?;
+        write_text(&dir.join(PROVENANCE), &pretty(self.provenance)?)?;
+        sync_folder(dir)
+    }
+}
+
+/// The tensor on the CPU, its values rounded to `stored`.
 ///
 /// # Errors
 /// Naming tensor, index and value of the first one that is not finite, before or after rounding.
-pub(super) fn to_bf16(name: &str, tensor: &Tensor) -> Result<Vec<bf16>> {
-    let flat = tensor.to_device(&Device::Cpu)?.flatten_all()?;
-    // by way of F32: the direct conversion from F64 drops the lower half before it rounds
-    let rounded: Vec<bf16> = flat.to_dtype(DType::F32)?.to_dtype(DType::BF16)?.to_vec1()?;
-    let Some(place) = rounded.iter().position(|value| !value.is_finite()) else {
+pub(super) fn rounded(name: &str, tensor: &Tensor, stored: DType) -> Result<Tensor> {
+    let given = tensor.to_device(&Device::Cpu)?.contiguous()?;
+    // by way of F32: the direct conversion from F64 to BF16 drops the lower half before it rounds
+    let rounded = given.to_dtype(DType::F32)?.to_dtype(stored)?;
+    let values: Vec<f32> = rounded.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?;
+    let Some(place) = values.iter().position(|value| !value.is_finite()) else {
         return Ok(rounded);
     };
-    let value: f64 = flat.get(place)?.to_dtype(DType::F64)?.to_scalar()?;
+    let value: f64 = given.flatten_all()?.get(place)?.to_dtype(DType::F64)?.to_scalar()?;
     let problem = if value.is_finite() {
-        "is too large for BF16"
+        format!("is too large for {}", stored.as_str().to_uppercase())
     } else {
-        "is not finite"
+        "is not finite".to_owned()
     };
     bail!(
         "tensor {name}: value {value:e} at {:?} {problem}",
@@ -130,17 +176,24 @@ fn index_of(mut place: usize, dims: &[usize]) -> Vec<usize> {
     index
 }
 
-fn write_tensors(path: &Path, config: &DrafterConfig, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
+/// Writes one safetensors file, tensors by name, each rounded to `stored`; others (BOOL, I64) are not taken.
+///
+/// # Errors
+/// When a value is not finite in the stored type, the file exists or cannot be written.
+pub(crate) fn write_tensors(path: &Path, tensors: &BTreeMap<String, Tensor>, stored: DType) -> Result<()> {
     let mut header = Map::new();
     header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
     let mut end = 0;
-    let shapes = config.tensor_shapes();
-    for (name, shape) in &shapes {
+    for (name, tensor) in tensors {
         let start = end;
-        end += shape.iter().product::<usize>() * size_of::<bf16>();
+        end += tensor.elem_count() * stored.size_in_bytes();
         header.insert(
             name.clone(),
-            json!({"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}),
+            json!({
+                "dtype": stored.as_str().to_uppercase(),
+                "shape": tensor.dims(),
+                "data_offsets": [start, end],
+            }),
         );
     }
     let mut header = Value::Object(header).to_string().into_bytes();
@@ -149,28 +202,21 @@ fn write_tensors(path: &Path, config: &DrafterConfig, tensors: &BTreeMap<String,
     let mut file = BufWriter::new(at(path, File::create_new(path))?);
     at(path, file.write_all(&(header.len() as u64).to_le_bytes()))?;
     at(path, file.write_all(&header))?;
-    for (name, _) in &shapes {
-        // the list was compared before; this keeps the lookup honest
-        let Some(tensor) = tensors.get(name) else {
-            bail!("tensor {name} is missing")
-        };
-        let bytes: Vec<u8> = to_bf16(name, tensor)?
-            .iter()
-            .flat_map(|value| value.to_le_bytes())
-            .collect();
-        at(path, file.write_all(&bytes))?;
+    for (name, tensor) in tensors {
+        let rounded = rounded(name, tensor, stored)?;
+        at(path, file.write_all(&rounded.data()))?;
     }
     let file = at(path, file.into_inner().map_err(std::io::IntoInnerError::into_error))?;
     at(path, file.sync_all())
 }
 
-fn write_text(path: &Path, text: &str) -> Result<()> {
+pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
     let mut file = at(path, File::create_new(path))?;
     at(path, file.write_all(text.as_bytes()))?;
     at(path, file.sync_all())
 }
 
-fn pretty(value: &Value) -> Result<String> {
+pub(crate) fn pretty(value: &Value) -> Result<String> {
     Ok(serde_json::to_string_pretty(value).map_err(candle_core::Error::wrap)? + "\n")
 }
 
@@ -248,7 +294,10 @@ fn replace(fresh: &Path, dir: &Path, parent: &Path, name: &str) -> Result<()> {
 }
 
 /// Makes the names in a folder durable, where the system can open a folder.
-fn sync_folder(dir: &Path) -> Result<()> {
+///
+/// # Errors
+/// When the folder cannot be opened or flushed.
+pub fn sync_folder(dir: &Path) -> Result<()> {
     if cfg!(unix) {
         at(dir, File::open(dir).and_then(|folder| folder.sync_all()))?;
     }

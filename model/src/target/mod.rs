@@ -22,6 +22,7 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 
 use crate::tensor_file::TensorFolder;
 pub use config::TargetConfig;
+pub use weights::Weights;
 
 /// Loads the target in `dir` (`config.json` and its tensors) onto `device`, computing in `compute`: F32 or BF16.
 ///

@@ -13,7 +13,7 @@ use crate::tensor_file::TensorFolder;
 
 /// A checkpoint whose tensor list has been checked against its config.
 #[derive(Debug)]
-pub(crate) struct Weights<'f> {
+pub struct Weights<'f> {
     folder: &'f TensorFolder,
     /// Canonical name (`layers.0.mlp.up_proj.weight`) to the name in the files.
     names: BTreeMap<String, String>,
@@ -25,7 +25,7 @@ impl<'f> Weights<'f> {
     ///
     /// # Errors
     /// When no known prefix fits or the lists differ; every difference is in the message.
-    pub(crate) fn check(folder: &'f TensorFolder, config: &TargetConfig) -> Result<Self> {
+    pub fn check(folder: &'f TensorFolder, config: &TargetConfig) -> Result<Self> {
         let Some(prefix) = PREFIXES
             .into_iter()
             .find(|p| folder.info(&format!("{p}{EMBED}")).is_some())
@@ -100,7 +100,7 @@ impl<'f> Weights<'f> {
     ///
     /// # Errors
     /// When the name is not in the list or the file cannot be read.
-    pub(crate) fn get(&self, name: &str, device: &Device) -> Result<Tensor> {
+    pub fn get(&self, name: &str, device: &Device) -> Result<Tensor> {
         match self.names.get(name) {
             Some(stored) => self.folder.get(stored, device),
             None => bail!("{}: {name} is not a tensor of this target", self.folder.dir().display()),
@@ -111,7 +111,7 @@ impl<'f> Weights<'f> {
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub(crate) fn head(&self, device: &Device) -> Result<super::TargetHead> {
+    pub fn head(&self, device: &Device) -> Result<super::TargetHead> {
         let embed = self.get(EMBED, device)?;
         let head = if self.tied {
             embed.clone()

@@ -126,7 +126,7 @@ impl Trial {
                 }))
             },
             checkpoint_bytes: 0,
-            publish: &|folder| Ok(std::fs::write(folder.join("config.json"), "{}")?),
+            publish: &|folder, _| Ok(std::fs::write(folder.join("config.json"), "{}")?),
         };
         fit(&job, &mut self.optimizer, progress, Display::Quiet, &stop)
     }
@@ -235,7 +235,7 @@ fn a_failed_write_leaves_no_checkpoint() {
     let trial = Trial::new(root.path(), &[]);
     let mut progress = trial.start();
     progress.step = 3;
-    let fail = |_: &Path| anyhow::bail!("disk full");
+    let fail = |_: &Path, _: &Progress| anyhow::bail!("disk full");
     let error = checkpoint::write(root.path(), &progress, &trial.vars, &trial.optimizer, &fail).unwrap_err();
     assert!(format!("{error:#}").contains("disk full"));
     assert_eq!(checkpoint::steps(root.path()).unwrap(), Vec::<u64>::new());
@@ -302,7 +302,7 @@ fn a_checkpoint_of_other_parameters_is_refused_by_tensor() {
     let root = tempfile::tempdir().unwrap();
     let trial = Trial::new(root.path(), &[]);
     let progress = trial.start();
-    let publish = |_: &Path| Ok(());
+    let publish = |_: &Path, _: &Progress| Ok(());
     let folder = checkpoint::write(root.path(), &progress, &trial.vars, &trial.optimizer, &publish).unwrap();
     let mut fewer = parameters();
     fewer.remove("norm.weight");

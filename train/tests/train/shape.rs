@@ -1,11 +1,13 @@
 //! What an open run file resolves to.
 
 use candle_core::Device;
-use dflash_model::{Codebooks, DrafterConfig, LayerRule, Params, TargetInfo};
+use dflash_model::{Codebooks, DrafterConfig, LayerRule, Params, TargetConfig, TargetInfo};
 use dflash_train::config::{Algorithm, CodebookKind, RunConfig};
 use dflash_train::config_file;
 use dflash_train::resolve::{default_gamma, default_mask_token, default_taps, resolve};
 use dflash_train::room::Sizes;
+
+use crate::command::repository;
 
 fn target() -> TargetInfo {
     TargetInfo {
@@ -152,11 +154,69 @@ fn a_warm_start_keeps_what_the_folder_says() {
     let second = resolve(&config(&[]), &target(), Some(&upgraded.drafter)).unwrap();
     assert_eq!(second.codebooks, CodebookKind::Free);
 
-    assert!(refusal(&["taps.layers=[1]"], Some(&init)).contains("taps.layers"));
+    assert!(refusal(&["taps.layers=[1]"], Some(&init)).contains("--allow taps"));
+    assert!(refusal(&["drafter.mask_token_id=6"], Some(&init)).contains("--allow mask"));
+    assert!(refusal(&["drafter.rope_theta=6"], Some(&init)).contains("--allow rope"));
+    assert!(refusal(&["drafter.allow=[\"mask\"]"], None).contains("drafter.allow: only with drafter.init_from"));
     assert!(refusal(&["drafter.layers=4"], Some(&init)).contains("drafter.layers"));
     assert!(refusal(&["drafter.ffn=4"], Some(&init)).contains("drafter.ffn"));
     assert!(refusal(&["drafter.algorithm=dflash"], Some(&second.drafter)).contains("drafter.algorithm"));
     assert!(refusal(&["drafter.codebooks=factored"], Some(&second.drafter)).contains("drafter.codebooks"));
+}
+
+#[test]
+fn a_target_of_another_depth_or_vocabulary_is_allowed_by_name_and_moves_the_taps() {
+    let init = shape(&[]);
+    for (layers, vocabulary) in [(36, 248_320), (32, 248_400)] {
+        let other = TargetInfo {
+            num_layers: layers,
+            vocab_size: vocabulary,
+            ..target()
+        };
+        let error = resolve(&config(&[]), &other, Some(&init)).unwrap_err().to_string();
+        assert!(
+            error.contains("drafter.init_from") && error.contains("--allow target"),
+            "{error}"
+        );
+        let allowed = resolve(&config(&["drafter.allow=[\"target\"]"]), &other, Some(&init)).unwrap();
+        assert_eq!(allowed.drafter.num_target_layers, layers);
+        let moved = default_taps(layers, 5).unwrap();
+        assert_eq!(allowed.drafter.target_layer_ids, moved);
+    }
+    let wider = TargetInfo {
+        hidden_size: 4096,
+        ..target()
+    };
+    let error = resolve(&config(&["drafter.allow=[\"target\"]"]), &wider, Some(&init)).unwrap_err();
+    assert!(error.to_string().contains("width 2560, this one has 4096"), "{error}");
+}
+
+/// Engines refuse a drafter with its target's head sizes or three-part positions, or serve it badly.
+#[test]
+fn a_drafter_of_a_target_with_partial_rotary_heads_has_plain_heads_of_128() {
+    let root = tempfile::tempdir().unwrap();
+    let path = repository().join("data/demo/target/config.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let text = json["text_config"].as_object_mut().unwrap();
+    text.insert("head_dim".into(), 256.into());
+    text["vocab_size"] = 248_320.into();
+    text["rope_parameters"] = serde_json::json!({
+        "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+        "mrope_section": [11, 11, 10], "mrope_interleaved": true,
+    });
+    std::fs::write(root.path().join("config.json"), json.to_string()).unwrap();
+    let info = TargetConfig::read(root.path()).unwrap().info;
+    let drafter = resolve(&config(&["taps.layers=[1, 3, 5]"]), &info, None)
+        .unwrap()
+        .drafter;
+    let written = drafter.to_json().unwrap();
+    assert_eq!(written["head_dim"], 128);
+    assert_eq!(
+        written["rope_parameters"],
+        serde_json::json!({"rope_theta": 1e7, "rope_type": "default"})
+    );
+    let text = written.to_string();
+    assert!(!text.contains("mrope") && !text.contains("partial_rotary"), "{text}");
 }
 
 /// A warm start brings its sizes past the run file, so they are looked at after it.

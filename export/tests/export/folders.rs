@@ -1,14 +1,13 @@
 //! The three commands on the demo target, with a fresh drafter and with folders that are wrong in one way each.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails like the test itself")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use candle_core::{DType, Device, Tensor};
+use dflash_export::compare::Compared;
 use dflash_export::inspect::inspect;
-use dflash_export::verify::{Copied, compare_copy, failures};
+use dflash_export::verify::{compare_copy, failures};
 use dflash_model::folder::{Existing, ModelCard, write};
 use dflash_model::{
     BoundDrafter, Codebooks, ConvConfig, Drafter, DrafterConfig, Drafting, LayerRule, LogitRows, Params, Sampling,
@@ -16,16 +15,16 @@ use dflash_model::{
 };
 use serde_json::{Value, json};
 
-fn demo(name: &str) -> PathBuf {
+pub(crate) fn demo(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo").join(name)
 }
 
-fn load_demo() -> Box<dyn Target> {
+pub(crate) fn load_demo() -> Box<dyn Target> {
     dflash_model::target::load(&demo("target"), &Device::Cpu, DType::F32).unwrap()
 }
 
 /// A small DFlash 2 for the demo target.
-fn config() -> DrafterConfig {
+pub(crate) fn config() -> DrafterConfig {
     let sliding = LayerRule {
         window: Some(32),
         causal: false,
@@ -57,7 +56,7 @@ fn config() -> DrafterConfig {
 }
 
 /// Publishes fresh weights; every tensor is disturbed by its fan-in's share, so that no part is idle.
-fn publish(dir: &Path, config: &DrafterConfig) {
+pub(crate) fn publish(dir: &Path, config: &DrafterConfig) {
     let params = Params::init(config, Codebooks::Free, 11, &Device::Cpu).unwrap();
     let target = load_demo();
     let mut drawn = 0;
@@ -79,42 +78,33 @@ fn publish(dir: &Path, config: &DrafterConfig) {
         .iter()
         .map(|(name, tensor)| (name.clone(), disturbed(tensor)))
         .collect();
-    let card = ModelCard {
-        name: "fresh".to_owned(),
-        base_model: "demo".to_owned(),
-        base_revision: None,
-        license: None,
-        thinking: None,
-        data: None,
-        training_length: None,
-        acceptance: Vec::new(),
-    };
+    let card = ModelCard::named("fresh", "demo");
     write(dir, config, &tensors, &card, &json!({}), Existing::Refuse).unwrap();
 }
 
-fn program(arguments: &[&str]) -> Output {
+pub(crate) fn program(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_dflash-export"))
         .args(arguments)
         .output()
         .unwrap()
 }
 
-fn code(output: &Output) -> i32 {
+pub(crate) fn code(output: &Output) -> i32 {
     output.status.code().unwrap()
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-fn edit_config(dir: &Path, change: impl FnOnce(&mut Value)) {
+pub(crate) fn edit_config(dir: &Path, change: impl FnOnce(&mut Value)) {
     let path = dir.join("config.json");
     let mut config = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     change(&mut config);
     fs::write(&path, config.to_string()).unwrap();
 }
 
-fn edit_tensors(dir: &Path, change: impl FnOnce(&mut std::collections::HashMap<String, Tensor>)) {
+pub(crate) fn edit_tensors(dir: &Path, change: impl FnOnce(&mut std::collections::HashMap<String, Tensor>)) {
     let path = dir.join("model.safetensors");
     let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
     change(&mut tensors);
@@ -421,28 +411,28 @@ fn a_folder_stored_wider_than_bf16_may_differ_from_its_copy_and_says_so() {
 
 #[test]
 fn a_copy_that_drafts_differently_or_not_at_all_fails() {
-    let same = Copied {
+    let same = Compared {
         exact: true,
         blocks: 3,
         hidden: 0.0,
         logits: 0.0,
         same_walks: 3,
     };
-    let failed = |copy: Copied| !failures(&copy, None, true, None).is_empty();
+    let failed = |copy: Compared| !failures(&copy, None, true, None).is_empty();
     assert!(!failed(same.clone()));
-    assert!(failed(Copied {
+    assert!(failed(Compared {
         hidden: 1e-7,
         ..same.clone()
     }));
-    assert!(failed(Copied {
+    assert!(failed(Compared {
         logits: f32::NAN,
         ..same.clone()
     }));
-    assert!(failed(Copied {
+    assert!(failed(Compared {
         same_walks: 2,
         ..same.clone()
     }));
-    assert!(failed(Copied {
+    assert!(failed(Compared {
         blocks: 0,
         same_walks: 0,
         ..same
