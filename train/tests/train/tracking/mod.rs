@@ -258,7 +258,7 @@ fn the_program_tracks_training_and_evaluation_in_one_run_and_writes_no_key() {
         "--set",
         "evaluate.limit=2",
         "--set",
-        "evaluate.max_new=8",
+        "evaluate.max_new=32",
     ];
     succeeded(&command(folder, "run", &["--stage", "capture"]).output().unwrap());
     let run = folder.join("run");
