@@ -43,4 +43,5 @@ for folder in "$@"; do
   "$python" scripts/interop/zlab_decode.py "$target_model" "$folder" data/demo/heldout.jsonl "$work/decode.json"
 done
 scripts/interop/gguf.sh "$built" "$python" "${folders[@]}" # the same drafters in llama.cpp
+scripts/interop/tracking.sh "$built" "$python" # TensorBoard and W&B read what a run tracks
 echo "interop: ${#folders[@]} folders, every walk equal"

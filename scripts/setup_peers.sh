@@ -3,7 +3,7 @@
 # prints its interpreter's path as the last line. Neither building, nor training, nor `cargo test` needs it.
 #   scripts/setup_peers.sh [DIR]      default: $PEERS, else ~/.cache/dflash-peers
 # torch, transformers: the target's oracle   dflash: the authors' drafter   speculators: another trainer
-# coremltools, gguf: readers of those files  mlx: the authors' MLX port, on the CPU
+# coremltools, gguf, tensorboard, wandb: readers of those files   mlx: the authors' MLX port, on the CPU
 set -euo pipefail
 dir=${1:-${PEERS:-$HOME/.cache/dflash-peers}}
 done_mark=$dir/ok # written last: an interrupted installation is taken up again
@@ -23,5 +23,10 @@ if [ ! -e "$done_mark" ]; then
   install 'mlx[cpu]' mlx-lm || echo "setup_peers: mlx has no build for this machine; what needs it is skipped" >&2
   printf '#!/bin/sh\nexit 0\n' >"$done_mark"
   chmod +x "$done_mark"
+fi
+# readers of event files and W&B logs; the last wandb with its datastore in Python
+if [ ! -e "$done_mark-trackers" ]; then
+  "$dir/bin/pip" install --quiet --disable-pip-version-check 'tensorboard==2.21.0' 'wandb==0.22.3' >&2
+  : >"$done_mark-trackers"
 fi
 echo "$dir/bin/python"

@@ -94,7 +94,7 @@ impl Progress {
 
 /// The keys of a resolved run file that decide the numbers of a run, flattened to `section.key`.
 ///
-/// Left out: where things lie (the data's identity stands for them), threads, and when states are saved,
+/// Left out: where things lie (the data's identity stands for them), threads, tracking, and when states are saved,
 /// validated or evaluated.
 pub fn contract(config: &RunConfig) -> Result<BTreeMap<String, String>> {
     let table: toml::Table = toml::from_str(&config_file::to_toml(config)?)?;
@@ -114,6 +114,7 @@ pub fn contract(config: &RunConfig) -> Result<BTreeMap<String, String>> {
     let places = [
         "run_dir",
         "threads",
+        "tracking",
         "target.path",
         "data.prompts",
         "data.conversations",
@@ -125,7 +126,8 @@ pub fn contract(config: &RunConfig) -> Result<BTreeMap<String, String>> {
     ];
     keys.retain(|key, _| {
         let section = key.split('.').next().unwrap_or(key);
-        !places.contains(&key.as_str()) && !["generate", "checkpoint", "validate", "evaluate"].contains(&section)
+        !places.contains(&key.as_str())
+            && !["generate", "checkpoint", "validate", "evaluate", "wandb"].contains(&section)
     });
     Ok(keys)
 }

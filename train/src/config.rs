@@ -24,6 +24,10 @@ pub struct RunConfig {
     pub seed: u64,
     /// Worker threads of the process; absent: one a core.
     pub threads: Option<usize>,
+    /// Where the numbers of the training go beside `metrics.jsonl` and `validation.jsonl`, which are always written:
+    /// `tensorboard` (`run_dir/tensorboard`), `wandb` (an offline run in `run_dir/wandb`), `jsonl` (nowhere else).
+    #[serde(default = "jsonl")]
+    pub tracking: Vec<TrackerName>,
     /// The frozen model that the drafter drafts for.
     pub target: TargetSection,
     /// Prompts, conversations and how they become examples.
@@ -48,6 +52,20 @@ pub struct RunConfig {
     /// Decoding of held-out prompts after training.
     #[serde(default)]
     pub evaluate: EvaluateSection,
+    /// What the run is called on W&B; used when `tracking` names `wandb`. Keys and servers are the wandb program's business.
+    pub wandb: Option<WandbSection>,
+}
+
+/// A place for the numbers of a training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TrackerName {
+    /// The files of JSON lines.
+    Jsonl,
+    /// TensorBoard event files.
+    Tensorboard,
+    /// A Weights & Biases offline run.
+    Wandb,
 }
 
 /// The frozen model.
@@ -349,7 +367,31 @@ pub struct EvaluateSection {
     pub limit: Option<usize>,
 }
 
+/// Names on W&B.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WandbSection {
+    /// Project that the run is uploaded into.
+    pub project: String,
+    /// User or team; absent: the default of whoever uploads.
+    pub entity: Option<String>,
+    /// Name that is shown; absent: the name of `run_dir`.
+    pub name: Option<String>,
+    /// Labels.
+    pub tags: Vec<String>,
+}
+
 impl RunConfig {
+    /// What the run is called on W&B, written or not.
+    pub fn wandb(&self) -> WandbSection {
+        let mut names = self.wandb.clone().unwrap_or_default();
+        if names.name.is_none() {
+            let folder = self.run_dir.file_name();
+            names.name = folder.map(|name| name.to_string_lossy().into_owned());
+        }
+        names
+    }
+
     /// How responses are generated, written or not.
     pub fn generation(&self) -> GenerateSection {
         self.generate.unwrap_or_default()
@@ -422,6 +464,17 @@ impl Default for ValidateSection {
     }
 }
 
+impl Default for WandbSection {
+    fn default() -> Self {
+        Self {
+            project: "dflash".to_owned(),
+            entity: None,
+            name: None,
+            tags: Vec::new(),
+        }
+    }
+}
+
 impl Default for EvaluateSection {
     fn default() -> Self {
         Self {
@@ -430,6 +483,10 @@ impl Default for EvaluateSection {
             limit: None,
         }
     }
+}
+
+fn jsonl() -> Vec<TrackerName> {
+    vec![TrackerName::Jsonl]
 }
 
 fn cpu() -> String {

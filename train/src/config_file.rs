@@ -102,7 +102,52 @@ fn check(config: &RunConfig) -> Result<()> {
         train.steps.is_none() || train.epochs.is_none(),
         "train: steps and epochs exclude each other, got both"
     );
+    check_tracking(config)?;
     limits::check(config)
+}
+
+/// Characters that W&B refuses in the name of a project.
+const NOT_IN_A_PROJECT: [char; 7] = ['/', '\\', '#', '?', '%', ':', '"'];
+
+/// No tracker twice, and names that W&B takes; it would refuse others at the upload, long after the training.
+fn check_tracking(config: &RunConfig) -> Result<()> {
+    for (i, name) in config.tracking.iter().enumerate() {
+        ensure!(
+            !config.tracking[..i].contains(name),
+            "tracking: expected every name once, got {:?} twice",
+            format!("{name:?}").to_lowercase()
+        );
+    }
+    let Some(names) = &config.wandb else { return Ok(()) };
+    check_name("wandb.project", &names.project, 128, &NOT_IN_A_PROJECT)?;
+    for (key, name, refused) in [
+        ("wandb.entity", &names.entity, NOT_IN_A_PROJECT.as_slice()),
+        ("wandb.name", &names.name, &[]),
+    ] {
+        if let Some(name) = name {
+            check_name(key, name, 128, refused)?;
+        }
+    }
+    for (i, tag) in names.tags.iter().enumerate() {
+        check_name(&format!("wandb.tags[{i}]"), tag, 64, &[])?;
+        ensure!(
+            !names.tags[..i].contains(tag),
+            "wandb.tags: expected every tag once, got {tag:?} twice"
+        );
+    }
+    Ok(())
+}
+
+fn check_name(key: &str, name: &str, longest: usize, refused: &[char]) -> Result<()> {
+    let length = name.chars().count();
+    ensure!(
+        (1..=longest).contains(&length) && name.trim() == name,
+        "{key}: expected 1 to {longest} characters without spaces around them, got {name:?}"
+    );
+    if let Some(bad) = name.chars().find(|c| c.is_control() || refused.contains(c)) {
+        bail!("{key}: expected a name without {bad:?}, got {name:?}");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -167,6 +212,55 @@ mod tests {
         let text = message(MINIMAL, &["drafter.layers=4096"]);
         assert_eq!(text, "drafter.layers: expected a whole number from 1 to 64, got 4096");
         assert!(message(MINIMAL, &["train.steps=1", "train.epochs=1"]).contains("exclude each other"));
+    }
+
+    #[test]
+    fn trackers_are_known_and_named_once() {
+        use crate::config::TrackerName::{Jsonl, Tensorboard, Wandb};
+        assert_eq!(parse(MINIMAL, &[]).unwrap().tracking, [Jsonl]);
+        let both = parse(MINIMAL, &["tracking=['tensorboard', 'wandb']".into()]).unwrap();
+        assert_eq!(both.tracking, [Tensorboard, Wandb]);
+        assert!(parse(MINIMAL, &["tracking=[]".into()]).unwrap().tracking.is_empty());
+        let text = message(MINIMAL, &["tracking=['wandb', 'jsonl', 'wandb']"]);
+        assert_eq!(text, "tracking: expected every name once, got \"wandb\" twice");
+        let text = message(MINIMAL, &["tracking=['mlflow']"]);
+        assert!(
+            text.contains("unknown variant `mlflow`, expected one of `jsonl`, `tensorboard`, `wandb`"),
+            "{text}"
+        );
+        assert!(message(MINIMAL, &["tracking=wandb"]).contains("expected a sequence"));
+    }
+
+    #[test]
+    fn names_that_wandb_would_refuse_are_refused_before_the_training() {
+        for (setting, key) in [
+            ("wandb.project=''", "wandb.project: expected 1 to 128"),
+            (
+                "wandb.project=a/b",
+                "wandb.project: expected a name without '/', got \"a/b\"",
+            ),
+            ("wandb.entity='me '", "wandb.entity: expected 1 to 128"),
+            ("wandb.entity=a:b", "wandb.entity: expected a name without ':'"),
+            ("wandb.name=\"a\\nb\"", "wandb.name: expected a name without '\\n'"),
+            ("wandb.tags=['a', '']", "wandb.tags[1]: expected 1 to 64"),
+            (
+                "wandb.tags=['a', 'b', 'a']",
+                "wandb.tags: expected every tag once, got \"a\" twice",
+            ),
+            ("wandb.api_key=x", "unknown field `api_key`"),
+        ] {
+            let text = message(MINIMAL, &[setting]);
+            assert!(text.contains(key), "{setting}: {text}");
+        }
+        let config = parse(
+            MINIMAL,
+            &["wandb.tags=['a b', 'c/d']".into(), "wandb.name=v2: long".into()],
+        )
+        .unwrap();
+        let again = parse(&to_toml(&config).unwrap(), &[]).unwrap();
+        assert_eq!(config, again);
+        assert_eq!(config.wandb().project, "dflash");
+        assert_eq!(parse(MINIMAL, &[]).unwrap().wandb().name.as_deref(), Some("x"));
     }
 
     #[test]

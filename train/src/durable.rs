@@ -42,6 +42,16 @@ pub fn remove_folder(path: &Path) -> Result<()> {
     fs::remove_dir_all(&removed).with_context(|| format!("removing {}", removed.display()))
 }
 
+/// Removes a file if it is there.
+pub fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("removing {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Removes what an interrupted writer left in `folder`.
 pub fn sweep(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {

@@ -19,6 +19,7 @@ use crate::failure::{Blame, Failure};
 use crate::materials::Materials;
 use crate::progress::{Display, Stage};
 use crate::publish::Publisher;
+use crate::{checkpoint, tracking};
 
 /// Measures `run_dir/final`, writes `evaluation.json` and the card's table, and returns the table as text.
 ///
@@ -47,9 +48,13 @@ pub fn evaluate_final(materials: &Materials, display: Display) -> Result<String,
     })
     .work()?;
     drop(stage);
-    // the report last: it stands for both
+    // the report last: it stands for all three
     Publisher::new(materials)
         .and_then(|publisher| publisher.write_acceptance(&folder, config, &report))
+        .work()?;
+    let trained = checkpoint::steps(&config.run_dir).work()?.last().copied().unwrap_or(0);
+    tracking::evaluation(config, trained, &report)
+        .context("tracking")
         .work()?;
     write_json(&evaluation_path(materials), &report).work()?;
     Ok(table::acceptance(&report))

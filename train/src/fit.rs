@@ -17,12 +17,13 @@ use crate::config::RunConfig;
 use crate::durable;
 use crate::gradient::Gradients;
 use crate::loss::StepSums;
-use crate::metrics::{StepLines, StepRecord, StepSetting, Validation};
+use crate::metrics::{StepRecord, StepSetting, Validation};
 use crate::optim::AdamW;
 use crate::progress::{Display, Stage};
 use crate::room;
 use crate::schedule;
 use crate::signals::StopFlag;
+use crate::tracking::Tracking;
 
 /// Batches assembled ahead of the step.
 const AHEAD: usize = 2;
@@ -70,8 +71,8 @@ pub fn fit<B: Send>(
     let _saves_first = stop.defer();
     let run_dir = &job.config.run_dir;
     durable::sweep(run_dir)?;
-    let metrics = StepLines::open(&run_dir.join("metrics.jsonl"), progress.step)?;
-    let validations = StepLines::open(&run_dir.join("validation.jsonl"), progress.step)?;
+    let mut tracking = Tracking::open(job.config, progress.step)?;
+    tracking.say(&format!("training from step {} to {}", progress.step, job.steps))?;
     let stage = Stage::start(display, "train", progress.step, job.steps);
     let batch = job.batch;
     let (epoch, position, left) = (
@@ -83,16 +84,17 @@ pub fn fit<B: Send>(
         job,
         optimizer,
         progress,
-        metrics,
-        validations,
+        tracking,
         stage,
         saved: None,
     };
-    std::thread::scope(|scope| {
+    let ending = std::thread::scope(|scope| {
         let (sender, batches) = mpsc::sync_channel(AHEAD);
         scope.spawn(move || assemble(batch, epoch, position, left, &sender));
         train(&mut run, &batches, stop)
-    })
+    })?;
+    run.say_ending(&ending)?;
+    Ok(ending)
 }
 
 /// A run on its way.
@@ -100,8 +102,7 @@ struct Run<'r, 'j, B> {
     job: &'r Job<'j, B>,
     optimizer: &'r mut AdamW,
     progress: Progress,
-    metrics: StepLines,
-    validations: StepLines,
+    tracking: Tracking,
     stage: Stage,
     /// The checkpoint of the present step, if it has one.
     saved: Option<PathBuf>,
@@ -166,7 +167,7 @@ impl<B> Run<'_, '_, B> {
             elapsed,
         };
         let record = StepRecord::new(setting, sums, update);
-        self.metrics.append(&record)?;
+        self.tracking.step(&record)?;
         self.stage.set(record.step, || summary(&record));
         Ok(())
     }
@@ -179,6 +180,7 @@ impl<B> Run<'_, '_, B> {
         if last || due(step, config.validate.every) {
             best = self.validate()?;
         }
+        self.tracking.commit()?;
         if last || due(step, config.checkpoint.every) || (best && config.checkpoint.keep_best) {
             self.save()?;
         }
@@ -192,7 +194,7 @@ impl<B> Run<'_, '_, B> {
         else {
             return Ok(false);
         };
-        self.validations.append(&validation)?;
+        self.tracking.validation(&validation)?;
         let acceptance_length = validation.acceptance_length;
         ensure!(
             acceptance_length.is_finite(),
@@ -208,12 +210,25 @@ impl<B> Run<'_, '_, B> {
                 acceptance_length,
             });
         }
-        self.stage.note(&format!(
+        let text = format!(
             "step {step}: replay acceptance length {acceptance_length:.3} over {} responses{}",
             validation.samples,
             if best { ", the best so far" } else { "" }
-        ));
+        );
+        self.stage.note(&text);
+        self.tracking.remark(text);
         Ok(best)
+    }
+
+    fn say_ending(&mut self, ending: &Ending) -> Result<()> {
+        let (code, what) = match ending {
+            Ending::Done(..) => (0, "done"),
+            Ending::Stopped(code, _) => (*code, "stopped"),
+        };
+        let step = self.progress.step;
+        self.tracking
+            .say(&format!("{what} after step {step} of {}", self.job.steps))?;
+        self.tracking.finish(code)
     }
 
     fn save(&mut self) -> Result<PathBuf> {

@@ -36,6 +36,7 @@ pub mod schedule;
 pub mod signals;
 pub mod source;
 pub mod step;
+pub mod tracking;
 pub mod training;
 pub mod validate;
 pub mod warm_start;

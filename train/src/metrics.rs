@@ -4,8 +4,8 @@
 //! and any half-written tail, so that the file of an interrupted run equals that of an uninterrupted one up to
 //! times and memory.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::durable::replace_file;
 use crate::loss::StepSums;
 use crate::optim::Update;
+use crate::tracking::appended::Appended;
 
 /// What one step did.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -130,7 +131,7 @@ pub struct Validation {
 /// A file of JSON lines, each with a `step`.
 #[derive(Debug)]
 pub struct StepLines {
-    file: File,
+    file: Appended,
 }
 
 impl StepLines {
@@ -148,18 +149,15 @@ impl StepLines {
         if kept != text {
             replace_file(path, kept.as_bytes())?;
         }
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)
-            .with_context(|| path.display().to_string())?;
-        Ok(Self { file })
+        Ok(Self {
+            file: Appended::open(path)?,
+        })
     }
 
     /// Appends one record as one line.
     pub fn append<T: Serialize>(&mut self, record: &T) -> Result<()> {
         let line = serde_json::to_string(record)? + "\n";
-        self.file.write_all(line.as_bytes()).context("appending a metrics line")
+        self.file.write(line.as_bytes())
     }
 }
 

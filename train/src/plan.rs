@@ -14,7 +14,7 @@ use dflash_data::conversation::read_conversations;
 use dflash_data::tokens::{Example, prompt_tokens};
 use rayon::prelude::*;
 
-use crate::config::TapMode;
+use crate::config::{RunConfig, TapMode, TrackerName};
 use crate::durable::replace_folder;
 use crate::examples::{self, Examples};
 use crate::failure::{Blame, Failure};
@@ -132,12 +132,27 @@ fn plan(materials: &Materials, examples: &Examples, sizes: Sizes) -> Result<Stri
         format!("{} of taps, {} of checkpoints", bytes(taps as f64), bytes(saved as f64)),
     );
     line("memory", format!("about {} besides the target", bytes(memory as f64)));
+    line("tracking", tracked(config));
     let seconds = step_work / rate * steps as f64;
     line(
         "training time",
         format!("{} or more, at {:.0} GFLOP/s measured", duration(seconds), rate / 1e9),
     );
     Ok(text)
+}
+
+/// Where the numbers of the training will lie.
+fn tracked(config: &RunConfig) -> String {
+    let places = config.tracking.iter().map(|name| match name {
+        TrackerName::Jsonl => "",
+        TrackerName::Tensorboard => ", tensorboard/",
+        TrackerName::Wandb => ", wandb/ (offline)",
+    });
+    format!(
+        "metrics.jsonl{} in {}",
+        places.collect::<String>(),
+        config.run_dir.display()
+    )
 }
 
 /// Examples as long as the answers may become.

@@ -6,7 +6,7 @@
 use anyhow::{Result, bail, ensure};
 use dflash_model::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig, TargetInfo};
 
-use crate::config::{Algorithm, CodebookKind, DrafterSection, RunConfig};
+use crate::config::{Algorithm, CodebookKind, DrafterSection, RunConfig, TrackerName};
 use crate::limits;
 use crate::warm_start::agree;
 
@@ -91,6 +91,9 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
     config.taps.layers = Some(layers.clone());
     if config.data.conversations.is_none() {
         config.generate.get_or_insert_default();
+    }
+    if config.tracking.contains(&TrackerName::Wandb) {
+        config.wandb = Some(config.wandb());
     }
 
     let drafter = DrafterConfig {

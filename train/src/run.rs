@@ -8,6 +8,7 @@ use crate::bench;
 use crate::cli::{Args, Bench, Command, CommandLine, Resume, StageName};
 use crate::config::RunConfig;
 use crate::done::{self, Standing};
+use crate::durable::remove_file;
 use crate::failure::Blame;
 pub use crate::failure::Failure;
 use crate::fit::Ending;
@@ -152,7 +153,7 @@ impl Run<'_> {
             }
         }
         // what was measured on older weights no longer holds
-        remove_if_there(&done::evaluation_path(materials)).work()?;
+        remove_file(&done::evaluation_path(materials)).work()?;
         let ending = training::train(materials, &source, &self.args.resume, self.display, self.stop)?;
         if let Ending::Stopped(_, folder) = ending {
             self.display.note(&format!("stopped; saved {}", folder.display()));
@@ -188,13 +189,6 @@ fn lock(config: &RunConfig) -> Result<File> {
     file.try_lock()
         .map_err(|_| anyhow!("{}: another process is using this run folder", path.display()))?;
     Ok(file)
-}
-
-fn remove_if_there(path: &std::path::Path) -> Result<()> {
-    if path.exists() {
-        fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
-    }
-    Ok(())
 }
 
 fn print(text: &str) -> Result<(), Failure> {

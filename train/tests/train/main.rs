@@ -1,4 +1,5 @@
-//! What crosses files: the optimizer against PyTorch, resuming, keeping, signals, faults, and the run files in `configs/`.
+//! What crosses files: the optimizer against PyTorch, resuming, keeping, signals, faults, trackers, and the run files in
+//! `configs/`.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
@@ -11,6 +12,7 @@ mod resume;
 mod run_files;
 mod shape;
 mod stopping;
+mod tracking;
 mod warm_start;
 
 use candle_core::{Device, Tensor};

@@ -17,7 +17,7 @@ use dflash_train::optim::{AdamW, AdamWSettings};
 use dflash_train::progress::Display;
 use dflash_train::signals::StopFlag;
 
-const STEPS: u64 = 20;
+pub(crate) const STEPS: u64 = 20;
 const STEPS_AN_EPOCH: u64 = 6;
 
 fn config(run_dir: &Path, overrides: &[&str]) -> RunConfig {
@@ -70,18 +70,18 @@ fn gradients(vars: &BTreeMap<String, Var>, batch: (u64, u64)) -> Result<(StepSum
     Ok((sums, grads))
 }
 
-struct Trial {
+pub(crate) struct Trial {
     vars: BTreeMap<String, Var>,
     optimizer: AdamW,
-    config: RunConfig,
+    pub(crate) config: RunConfig,
     batches: RefCell<Vec<(u64, u64)>>,
     /// Step after which the flag is raised.
-    stop_after: Option<u64>,
-    validations: Vec<(u64, f64)>,
+    pub(crate) stop_after: Option<u64>,
+    pub(crate) validations: Vec<(u64, f64)>,
 }
 
 impl Trial {
-    fn new(run_dir: &Path, overrides: &[&str]) -> Self {
+    pub(crate) fn new(run_dir: &Path, overrides: &[&str]) -> Self {
         let vars = parameters();
         std::fs::create_dir_all(run_dir).unwrap();
         Self {
@@ -94,11 +94,11 @@ impl Trial {
         }
     }
 
-    fn start(&self) -> Progress {
+    pub(crate) fn start(&self) -> Progress {
         Progress::start("data".into(), checkpoint::contract(&self.config).unwrap())
     }
 
-    fn run(&mut self, progress: Progress) -> Result<Ending> {
+    pub(crate) fn run(&mut self, progress: Progress) -> Result<Ending> {
         let stop = StopFlag::default();
         let made = Cell::new(progress.step);
         let job = Job {
@@ -131,7 +131,7 @@ impl Trial {
         fit(&job, &mut self.optimizer, progress, Display::Quiet, &stop)
     }
 
-    fn resume(&mut self, folder: &Path) -> Progress {
+    pub(crate) fn resume(&mut self, folder: &Path) -> Progress {
         let progress = checkpoint::read_progress(folder).unwrap();
         checkpoint::read_state(folder, &progress, &self.vars, &mut self.optimizer).unwrap();
         progress
@@ -156,7 +156,7 @@ fn metrics(run_dir: &Path) -> Vec<serde_json::Value> {
         .collect()
 }
 
-fn done(ending: Ending) -> (Progress, PathBuf) {
+pub(crate) fn done(ending: Ending) -> (Progress, PathBuf) {
     match ending {
         Ending::Done(progress, folder) => (progress, folder),
         Ending::Stopped(code, _) => panic!("stopped with {code}"),
