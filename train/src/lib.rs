@@ -7,6 +7,7 @@ pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
+mod config_defaults;
 pub mod config_file;
 pub mod done;
 pub mod durable;

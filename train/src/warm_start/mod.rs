@@ -3,7 +3,7 @@
 //! Strict: every tensor of the drafter must find its variable, and a variable without a tensor may only belong to the
 //! parts that DFlash 2 adds to a drafter that has none of them. Those start as the identity (convolutions) and at zero
 //! (successor), so that a DFlash 2 made from a DFlash drafts exactly as that did. What may change on the way besides
-//! is said in [`agree`]; [`carry`] takes the weights across such a change.
+//! is said in [`agree`]; `carry` takes the weights across such a change.
 
 pub mod agree;
 mod carry;
