@@ -197,9 +197,25 @@ fn name_of(path: &Path) -> String {
         return name.strip_suffix(".gguf").unwrap_or(name).to_owned();
     }
     let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let name = whole.file_stem().or_else(|| whole.file_name());
-    name.map_or_else(
-        || path.display().to_string(),
-        |name| name.to_string_lossy().into_owned(),
-    )
+    let Some(name) = whole.file_name().map(|name| name.to_string_lossy()) else {
+        return path.display().to_string();
+    };
+    // of a folder, what follows a dot is no ending: Qwen3.5-4B
+    name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dot_in_the_name_of_a_folder_is_no_ending() {
+        for (path, name) in [
+            ("models/Qwen3.5-4B", "Qwen3.5-4B"),
+            ("models/Qwen3.5-4B.gguf", "Qwen3.5-4B"),
+            ("/", "/"),
+        ] {
+            assert_eq!(name_of(Path::new(path)), name);
+        }
+    }
 }
