@@ -82,9 +82,33 @@ struct CardOptions {
     /// Commit of that repository on the card [default: the source's, or that of a target from the hub].
     #[arg(long, value_name = "COMMIT")]
     base_revision: Option<String>,
+    /// What the drafter is to that model in the hub's words; a drafter is none of them, but the hub takes silence for
+    /// finetune [default: the source's].
+    #[arg(long, value_enum)]
+    base_model_relation: Option<Relation>,
     /// Licence on the card, in the hub's spelling [default: the source's].
     #[arg(long, value_name = "LICENCE")]
     license: Option<String>,
+}
+
+/// The hub's words for what a model is to its base.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Relation {
+    Adapter,
+    Merge,
+    Quantized,
+    Finetune,
+}
+
+impl Relation {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Adapter => "adapter",
+            Self::Merge => "merge",
+            Self::Quantized => "quantized",
+            Self::Finetune => "finetune",
+        }
+    }
 }
 
 /// Types that weights are stored in.
@@ -319,6 +343,9 @@ impl CardOptions {
         }
         if self.base_revision.is_some() {
             card.base_revision.clone_from(&self.base_revision);
+        }
+        if let Some(relation) = self.base_model_relation {
+            card.base_model_relation = Some(relation.name().to_owned());
         }
         if self.license.is_some() {
             card.license.clone_from(&self.license);

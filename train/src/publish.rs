@@ -91,14 +91,11 @@ fn card(config: &RunConfig) -> ModelCard {
     };
     let (base_model, base_revision) = base_model(&config.target.path);
     ModelCard {
-        name,
-        base_model,
         base_revision,
-        license: None,
         thinking: Some(if config.data.thinking { "on" } else { "off" }.to_owned()),
         data,
         training_length: Some(config.data.max_length),
-        acceptance: Vec::new(),
+        ..ModelCard::named(name, base_model)
     }
 }
 

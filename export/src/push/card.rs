@@ -8,17 +8,48 @@
 //! - dflash2
 //! ---
 //! ```
-//! Read are keys at the left edge with a value, a list below or a list in brackets, which is all that such heads use for
-//! these three; whatever else stands there is the hub's to judge.
-
-use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail, ensure};
 use dflash_data::hub::is_repository;
 use dflash_model::folder::ACCEPTANCE_DEFINITION;
+use serde::Deserialize;
 
-/// What the head of a card says, each key with its values in order.
-type Head = BTreeMap<String, Vec<String>>;
+/// What the head of a card says, as far as it is looked at; whatever else stands there is the hub's to judge.
+#[derive(Deserialize)]
+struct Head {
+    #[serde(default)]
+    license: Values,
+    #[serde(default)]
+    base_model: Values,
+    #[serde(default)]
+    tags: Values,
+}
+
+/// A value or a list of them.
+#[derive(Default, Deserialize)]
+#[serde(untagged)]
+enum Values {
+    #[default]
+    None,
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Values {
+    /// All of them, none being an error that names `key`.
+    fn of(self, key: &str, hint: &str) -> Result<Vec<String>> {
+        let values = match self {
+            Self::None => Vec::new(),
+            Self::One(value) => vec![value],
+            Self::Many(values) => values,
+        };
+        ensure!(
+            values.iter().any(|value| !value.is_empty()),
+            "{key}: missing. Write it there, or make the folder with dflash-export hf{hint}"
+        );
+        Ok(values)
+    }
+}
 
 /// Checks licence, target and tags of a card, and returns what is allowed but worth a look.
 ///
@@ -26,20 +57,15 @@ type Head = BTreeMap<String, Vec<String>>;
 /// Naming the key that is missing or wrong.
 pub fn check(card: &str, repository: &str) -> Result<Vec<String>> {
     let head = head(card)?;
-    let values = |key: &str, hint: &str| {
-        let values = head.get(key).filter(|values| !values.is_empty());
-        values
-            .with_context(|| format!("{key}: missing. Write it there, or make the folder with dflash-export hf{hint}"))
-    };
-    values("license", " --license LICENCE")?;
-    for base in values("base_model", " --base-model ORG/NAME")? {
+    head.license.of("license", " --license LICENCE")?;
+    for base in head.base_model.of("base_model", " --base-model ORG/NAME")? {
         ensure!(
-            is_repository(base),
+            is_repository(&base),
             "base_model: expected the target's repository, org/name, got {base:?}; set it, or make the folder with \
              dflash-export hf --base-model ORG/NAME"
         );
     }
-    let tags = values("tags", "")?;
+    let tags = head.tags.of("tags", "")?;
     ensure!(
         tags.iter().any(|tag| tag == "dflash" || tag == "dflash2"),
         "tags: expected dflash or dflash2 among them, got {}",
@@ -57,65 +83,24 @@ pub fn check(card: &str, repository: &str) -> Result<Vec<String>> {
     Ok(notes)
 }
 
-/// The lines between the first two `---`.
+/// Reads the lines between the first two `---`.
 fn head(card: &str) -> Result<Head> {
-    let mut lines = card.lines().map(str::trim_end);
+    let mut lines = card.lines();
     ensure!(
-        lines.next() == Some("---"),
+        lines.next().map(str::trim_end) == Some("---"),
         "expected a YAML head: a first line of three dashes"
     );
-    let mut head = Head::new();
-    let mut last: Option<String> = None;
+    let mut text = String::new();
     for line in lines {
-        if line == "---" {
-            return Ok(head);
+        if line.trim_end() == "---" {
+            return serde_saphyr::from_str(&text).context("YAML head");
         }
-        ensure!(!line.contains('\t'), "YAML head: a tab in {line:?}");
-        let inner = line.trim_start();
-        if inner.is_empty() || inner.starts_with('#') {
-            continue;
-        }
-        if let (Some(item), Some(key)) = (inner.strip_prefix("- ").or(inner.strip_prefix('-')), &last) {
-            // an item below a deeper key would be that one's, and the keys asked for have none
-            head.entry(key.clone()).or_default().push(scalar(item)?);
-            continue;
-        }
-        if line != inner {
-            continue;
-        }
-        let Some((key, value)) = line.split_once(':') else {
-            bail!("YAML head: expected key: value, got {line:?}");
-        };
-        ensure!(!head.contains_key(key), "YAML head: {key} stands there twice");
-        head.insert(key.to_owned(), values_of(value.trim())?);
-        last = Some(key.to_owned());
+        // the reader lets it pass, YAML does not
+        ensure!(!line.starts_with('\t'), "YAML head: {line:?} begins with a tab");
+        text += line;
+        text.push('\n');
     }
     bail!("YAML head: no second line of three dashes")
-}
-
-fn values_of(value: &str) -> Result<Vec<String>> {
-    let list = value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-    let parts: Vec<&str> = match list {
-        Some(list) => list.split(',').collect(),
-        None => vec![value],
-    };
-    let scalars: Vec<String> = parts.into_iter().map(scalar).collect::<Result<_>>()?;
-    Ok(scalars.into_iter().filter(|scalar| !scalar.is_empty()).collect())
-}
-
-/// A plain or quoted value. JSON's strings are YAML's in double quotes; null is nothing.
-fn scalar(text: &str) -> Result<String> {
-    let text = text.trim();
-    if text.starts_with('"') {
-        return serde_json::from_str(text).with_context(|| format!("YAML head: {text}: not a string in quotes"));
-    }
-    if let Some(inner) = text.strip_prefix('\'') {
-        let inner = inner.strip_suffix('\'');
-        let inner = inner.with_context(|| format!("YAML head: {text}: the quote does not end"))?;
-        return Ok(inner.replace("''", "'"));
-    }
-    let plain = text.split(" #").next().unwrap_or_default().trim();
-    Ok(if matches!(plain, "null" | "~") { "" } else { plain }.to_owned())
 }
 
 #[cfg(test)]
@@ -167,8 +152,8 @@ mod tests {
                 "---\nlicense: mit\nbase_model: a/b\ntags:\n- vllm\n---\n",
                 "tags: expected dflash",
             ),
-            ("---\nlicense: mit\nlicense: mit\n---\n", "license stands there twice"),
-            ("---\nlicense: \"mit\n---\n", "not a string"),
+            ("---\nlicense: mit\nlicense: mit\n---\n", "license"),
+            ("---\nlicense: \"mit\n---\n", "YAML head"),
             ("---\n\tlicense: mit\n---\n", "a tab"),
         ] {
             assert!(refusal(card).contains(words), "{card:?}: {}", refusal(card));

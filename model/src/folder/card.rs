@@ -24,6 +24,10 @@ pub struct ModelCard {
     pub base_model: String,
     /// Revision of the target.
     pub base_revision: Option<String>,
+    /// What the drafter is to the target, in the Hub's words. A drafter is none of them, and the Hub infers `finetune` where
+    /// nothing is said.
+    #[serde(default)]
+    pub base_model_relation: Option<String>,
     /// Licence in the Hub's spelling.
     pub license: Option<String>,
     /// Thinking mode of the training text, e.g. `off`.
@@ -84,6 +88,7 @@ impl ModelCard {
             name: name.into(),
             base_model: base_model.into(),
             base_revision: None,
+            base_model_relation: None,
             license: None,
             thinking: None,
             data: None,
@@ -107,8 +112,10 @@ impl ModelCard {
 
     fn head(&self, config: &DrafterConfig) -> String {
         let license = self.license.iter().map(|license| format!("license: {}", yaml(license)));
+        let target = [format!("base_model: {}", yaml(&self.base_model))];
+        let relation = self.base_model_relation.iter();
+        let relation = relation.map(|relation| format!("base_model_relation: {}", yaml(relation)));
         let fixed = [
-            format!("base_model: {}", yaml(&self.base_model)),
             "library_name: transformers".to_owned(),
             "pipeline_tag: text-generation".to_owned(),
             "tags:".to_owned(),
@@ -125,7 +132,7 @@ impl ModelCard {
         // whose family the hub's readers filter by
         let family = self.base_model.to_lowercase().contains("qwen").then_some("qwen");
         let tags = tags.into_iter().chain(family).map(|tag| format!("- {tag}"));
-        let lines: Vec<String> = license.chain(fixed).chain(tags).collect();
+        let lines: Vec<String> = license.chain(target).chain(relation).chain(fixed).chain(tags).collect();
         format!("---\n{}\n---\n", lines.join("\n"))
     }
 

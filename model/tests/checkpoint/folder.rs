@@ -69,6 +69,7 @@ fn card() -> ModelCard {
         name: "org/Tiny-DFlash".to_owned(),
         base_model: "org/Tiny".to_owned(),
         base_revision: Some("abc123".to_owned()),
+        base_model_relation: None,
         license: Some("apache-2.0".to_owned()),
         thinking: Some("off".to_owned()),
         data: None,
@@ -436,6 +437,14 @@ fn the_card_says_how_to_serve_and_what_the_numbers_mean() {
     let mut odd = card();
     odd.base_model = "Qwen/Qwen3.5-4B".to_owned();
     assert!(odd.markdown(&tiny(true)).contains("- sglang\n- qwen\n---\n"));
+    assert!(!odd.markdown(&tiny(true)).contains("base_model_relation"));
+    odd.base_model_relation = Some("adapter".to_owned());
+    let text = odd.markdown(&tiny(true));
+    assert!(
+        text.contains("base_model: \"Qwen/Qwen3.5-4B\"\nbase_model_relation: \"adapter\"\n"),
+        "{text}"
+    );
+    odd.base_model_relation = None;
     odd.license = None;
     odd.acceptance.clear();
     odd.base_model = "it's: here\nnow".to_owned();
