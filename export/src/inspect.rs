@@ -146,17 +146,19 @@ fn look(
         seen.stray = kept(extra_files(folder), problems).unwrap_or_default();
     }
     let outcome = if read {
-        formats::facts(path, info).map(|facts| (facts.config.clone(), Some(facts)))
+        Some(formats::facts(path, info).map(|facts| (facts.config.clone(), Some(facts))))
     } else {
         // the weights are a problem already; the configuration may be one, too
-        read_config(path).map(|config| (config, None))
+        let published = format == Format::Published;
+        published.then(|| read_config(path).map(|config| (config, None)))
     };
     let facts = match outcome {
-        Ok((config, facts)) => {
+        None => None,
+        Some(Ok((config, facts))) => {
             seen.config = Some(config);
             facts
         }
-        Err(error) => {
+        Some(Err(error)) => {
             seen.refused = Some(error.to_string());
             problems.push(error.to_string());
             problems.extend(seen.stray.iter().cloned());

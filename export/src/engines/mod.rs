@@ -176,6 +176,9 @@ fn with_depth(seen: &Seen) -> Seen {
 
 fn judge_one(seen: &Seen, engine: Engine) -> Judgement {
     let mut findings = rules::findings(seen, engine);
+    // a GGUF file's list is read with its keys, which may be what is wrong there
+    let unreadable = seen.tensors.is_empty() && seen.format != Format::Gguf;
+    findings.refuse(unreadable, "no weights can be read");
     // whatever is not understood here may be understood differently there
     if let (Some(refused), true) = (
         &seen.refused,

@@ -130,6 +130,32 @@ fn the_documented_table_is_what_inspect_says_of_ten_folders() {
     );
 }
 
+/// No format is judged by its configuration alone.
+#[test]
+fn a_folder_without_readable_weights_is_refused_by_every_engine_and_has_one_problem() {
+    let root = tempfile::tempdir().unwrap();
+    let [published, theirs] = ["published", "theirs"].map(|name| root.path().join(name));
+    publish(&published, &wide());
+    let output = program(&[
+        "speculators",
+        published.to_str().unwrap(),
+        "--target",
+        demo("target").to_str().unwrap(),
+        "--out",
+        theirs.to_str().unwrap(),
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    for dir in [&published, &theirs] {
+        std::fs::write(dir.join("model.safetensors"), "x").unwrap();
+        let found = inspect(dir, Some(&demo("target"))).unwrap();
+        assert_eq!(found.problems.len(), 1, "{:?}", found.problems);
+        assert!(found.problems[0].contains("model.safetensors"), "{:?}", found.problems);
+        for judgement in &found.engines {
+            assert_eq!(judgement.verdict, Verdict::Refuses, "{judgement:?}");
+        }
+    }
+}
+
 #[test]
 fn each_engine_is_told_its_own_count() {
     let root = tempfile::tempdir().unwrap();
