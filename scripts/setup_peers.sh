@@ -29,4 +29,10 @@ if [ ! -e "$done_mark-trackers" ]; then
   "$dir/bin/pip" install --quiet --disable-pip-version-check 'tensorboard==2.21.0' 'wandb==0.22.3' >&2
   : >"$done_mark-trackers"
 fi
+# what `wandb sync` is today, in Go; beside the other, for those who set PYTHONPATH
+if [ ! -e "$done_mark-newer-wandb" ]; then
+  rm -rf "$dir/newer-wandb"
+  "$dir/bin/pip" install --quiet --disable-pip-version-check --target "$dir/newer-wandb" 'wandb==0.31.0' >&2
+  : >"$done_mark-newer-wandb"
+fi
 echo "$dir/bin/python"
