@@ -1,10 +1,11 @@
-//! A folder as a command line names it: on this machine, or on the hub as `hf://org/name@revision`.
+//! A folder as a command line names it: on this machine, or on the hub as `hf://org/name@revision`; a run's for the drafter
+//! that the run published.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use dflash_data::hub;
 
 use crate::progress::transfer;
@@ -60,4 +61,49 @@ pub fn settle(option: &str, path: &mut PathBuf, quiet: bool) -> Result<()> {
 /// Names `option`, or the key of a run file; when the reference is none, or the hub or its cache do not have it.
 pub fn place(option: &str, path: &Path, quiet: bool) -> Result<PathBuf> {
     hub::fetch(path, || (!quiet).then(|| transfer("download"))).with_context(|| option.to_owned())
+}
+
+/// Refuses a place on the hub where something is to be written: only `dflash-export push` writes there.
+///
+/// # Errors
+/// Names `option`.
+pub fn local(option: &str, path: &Path) -> Result<()> {
+    ensure!(
+        !path.to_string_lossy().starts_with(hub::SCHEME),
+        "{option} {}: expected a place on this machine; dflash-export push sends a folder to the hub",
+        path.display()
+    );
+    Ok(())
+}
+
+/// The drafter that a path stands for: a run folder for its `final`, everything else for itself.
+///
+/// # Errors
+/// When nothing is there, or the run has published nothing yet.
+pub fn drafter_in(path: &Path) -> Result<PathBuf> {
+    ensure!(path.exists(), "{}: no such file or folder", path.display());
+    if path.join("config.json").exists() || !path.join("config.resolved.toml").exists() {
+        return Ok(path.to_owned());
+    }
+    let published = path.join("final");
+    if published.exists() {
+        return Ok(published);
+    }
+    let mut checkpoints: Vec<String> = std::fs::read_dir(path)
+        .with_context(|| path.display().to_string())?
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .filter(|name| name.starts_with("step-"))
+        .collect();
+    checkpoints.sort();
+    match checkpoints.last() {
+        None => bail!(
+            "{}: the run has neither a published drafter nor a checkpoint",
+            path.display()
+        ),
+        Some(last) => bail!(
+            "{}: the run is not finished and has no final; name a checkpoint, the last one is {}",
+            path.display(),
+            path.join(last).display()
+        ),
+    }
 }

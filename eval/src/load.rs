@@ -10,6 +10,7 @@ use dflash_data::recipes::{self, PromptSet, Recipe, Source, load_conversations};
 use dflash_data::{Chat, target_hash};
 use dflash_model::{BoundDrafter, Drafter, Drafting, Target, formats};
 
+use crate::folder::drafter_in;
 use crate::prompts::About;
 use crate::rendered::{Rendered, Row};
 use crate::report::Setting;
@@ -84,7 +85,7 @@ impl PromptSource {
 pub struct Request<'r> {
     /// Target folder.
     pub target: &'r Path,
-    /// Drafter folder or file, of any format.
+    /// Drafter folder or file, of any format, or a run's folder.
     pub drafter: &'r Path,
     /// Where prompts come from.
     pub prompts: PromptSource,
@@ -120,7 +121,7 @@ pub struct Loaded {
 /// On a missing or broken file, on a drafter that does not fit the target, and on a prompt that the template refuses;
 /// each names the file and what was expected.
 pub fn load(request: &Request<'_>) -> Result<Loaded> {
-    ensure_there("--drafter", request.drafter)?;
+    drafter_in(request.drafter).context("--drafter")?;
     let mut setting = setting(request.target, request.device, request.bf16)?;
     // cheap and often wrong first: prompts before weights
     let prompts = load_prompts(request, &mut setting)?;
@@ -170,7 +171,7 @@ pub fn load_target(folder: &Path, device: &str, bf16: bool) -> Result<Box<dyn Ta
 /// # Errors
 /// When the folder is broken or was made for another target.
 pub fn bind(folder: &Path, without_selector: bool, target: &dyn Target, setting: &mut Setting) -> Result<BoundDrafter> {
-    ensure_there("--drafter", folder)?;
+    let folder = &drafter_in(folder).context("--drafter")?;
     let device = dflash_model::device::by_name(&setting.device).context("--device")?;
     let named = || format!("--drafter {}", folder.display());
     let source = formats::read(folder, Some(target.info())).with_context(named)?;
@@ -197,11 +198,6 @@ pub fn bind(folder: &Path, without_selector: bool, target: &dyn Target, setting:
     let bound = BoundDrafter::new(drafter, target.head()).with_context(fits)?;
     target.session(bound.taps()).map(drop).with_context(fits)?;
     Ok(bound)
-}
-
-fn ensure_there(option: &str, path: &Path) -> Result<()> {
-    ensure!(path.exists(), "{option} {}: no such folder or file", path.display());
-    Ok(())
 }
 
 fn ensure_folder(option: &str, folder: &Path) -> Result<()> {

@@ -8,7 +8,7 @@ use candle_core::DType;
 use clap::{Args, Parser, Subcommand};
 use dflash_eval::console::{self, Failure, Precision, Switch, at_least_one, exit_code};
 use dflash_eval::evaluate::{Options, evaluate};
-use dflash_eval::folder::settle;
+use dflash_eval::folder::{drafter_in, settle};
 use dflash_eval::load::{Loaded, PromptSource, Request, Selection, Thinking, load};
 use dflash_eval::progress::Display;
 use dflash_eval::report::{Report, prepare_output, write_json};
@@ -207,6 +207,7 @@ struct Decode<'d> {
 }
 
 fn run_verify(folder: &Path, common: &Common, decode: Option<Decode<'_>>, json: bool) -> Result<bool, Failure> {
+    let folder = &drafter_in(folder).map_err(Failure::Input)?;
     // headers and names first: a folder that is not whole fails before any weight is read
     let found = inspect(folder, Some(&common.target)).map_err(Failure::Input)?;
     if !found.passed() {
@@ -283,7 +284,8 @@ fn run_walk(
     )
     .map_err(Failure::Run)?;
     if states {
-        add_states(&mut found, folder, target).map_err(Failure::Run)?;
+        let folder = drafter_in(folder).map_err(Failure::Input)?;
+        add_states(&mut found, &folder, target).map_err(Failure::Run)?;
     }
     write_json(json, &found).map_err(Failure::Run)?;
     Ok(true)

@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use candle_core::DType;
 use clap::{Args, ValueEnum};
 use dflash_data::hub::{base_model, cached, is_repository, on_record};
 use dflash_data::target_hash;
 use dflash_eval::console::Failure;
-use dflash_eval::folder::settle;
+use dflash_eval::folder::{drafter_in, local, settle};
 use dflash_eval::load::load_target;
-use dflash_model::folder::{Contents, Existing, ModelCard, PROVENANCE, place, verify_written};
+use dflash_model::folder::{Contents, Existing, ModelCard, PROVENANCE, check_destination, place, verify_written};
 use dflash_model::formats::{self, Format, Source, speculators};
 use dflash_model::{DrafterConfig, Target, TargetConfig, TargetInfo};
 use serde::Serialize;
@@ -142,6 +142,8 @@ pub struct Conversion {
     pub dtype: String,
     /// What was left out or changed on the way.
     pub notes: Vec<String>,
+    /// Whether the weights were stored in a narrower type than the source's.
+    pub rounded: bool,
     /// Both held against each other; absent without a target.
     pub compared: Option<Compared>,
     /// What failed; empty when nothing did.
@@ -163,7 +165,14 @@ impl Conversion {
         lines.extend(self.notes.iter().map(|note| format!("note        {note}")));
         lines.push(match &self.compared {
             Some(compared) => format!("compared    {}", compared.line()),
-            None => "compared    weights only, to the bit; give --target to compare what both draft".to_owned(),
+            None => {
+                let how = if self.rounded {
+                    format!("rounded to {}, to the bit of that", self.dtype)
+                } else {
+                    "to the bit".to_owned()
+                };
+                format!("compared    weights only, {how}; give --target to compare what both draft")
+            }
         });
         lines.extend(self.failures.iter().map(|failure| format!("failed      {failure}")));
         lines.join("\n") + "\n"
@@ -191,6 +200,7 @@ impl Hf {
     /// # Errors
     /// When the source is not a whole drafter, the destination is taken, or writing fails.
     pub fn run(&self) -> Result<Conversion, Failure> {
+        check_out(&self.out, self.force).map_err(Failure::Input)?;
         let target = self.target.as_deref().map(load_on_cpu).transpose();
         let target = target.map_err(Failure::Input)?;
         let path = drafter_in(&self.source).map_err(Failure::Input)?;
@@ -267,6 +277,7 @@ impl Speculators {
     /// When the source is not a whole drafter for this target, the format cannot say it, the destination is taken, or
     /// writing fails.
     pub fn run(&self) -> Result<Conversion, Failure> {
+        check_out(&self.out, self.force).map_err(Failure::Input)?;
         let target = load_on_cpu(&self.target).map_err(Failure::Input)?;
         let path = drafter_in(&self.source).map_err(Failure::Input)?;
         let source = read_source(&path, Some(target.info())).map_err(Failure::Input)?;
@@ -354,38 +365,6 @@ impl CardOptions {
     }
 }
 
-/// The drafter that a path stands for: a run folder for its `final`, everything else for itself.
-///
-/// # Errors
-/// When nothing is there, or the run has published nothing yet.
-pub fn drafter_in(path: &Path) -> Result<PathBuf> {
-    ensure!(path.exists(), "{}: no such file or folder", path.display());
-    if path.join("config.json").exists() || !path.join("config.resolved.toml").exists() {
-        return Ok(path.to_owned());
-    }
-    let published = path.join("final");
-    if published.exists() {
-        return Ok(published);
-    }
-    let mut checkpoints: Vec<String> = std::fs::read_dir(path)
-        .with_context(|| path.display().to_string())?
-        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
-        .filter(|name| name.starts_with("step-"))
-        .collect();
-    checkpoints.sort();
-    match checkpoints.last() {
-        None => bail!(
-            "{}: the run has neither a published drafter nor a checkpoint",
-            path.display()
-        ),
-        Some(last) => bail!(
-            "{}: the run is not finished and has no final; name a checkpoint, the last one is {}",
-            path.display(),
-            path.join(last).display()
-        ),
-    }
-}
-
 /// Sizes of the target: of the one given, else of the one that the drafter names, where it is a folder here.
 ///
 /// # Errors
@@ -432,6 +411,13 @@ fn carried_notes(source: &Source, compared: bool) -> Vec<String> {
     source.carried.keys().map(|name| format!("{name}: {how}")).collect()
 }
 
+/// Refuses a destination before the work.
+fn check_out(out: &Path, force: bool) -> Result<()> {
+    local("--out", out)?;
+    check_destination(out, existing(force)).with_context(|| format!("--out {}", out.display()))?;
+    Ok(())
+}
+
 fn existing(force: bool) -> Existing {
     if force {
         Existing::ReplaceDrafter
@@ -469,6 +455,7 @@ fn finish(
         out: out.display().to_string(),
         dtype: stored.as_str().to_uppercase(),
         notes,
+        rounded: !exact,
         compared,
         failures,
     })

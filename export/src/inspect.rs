@@ -6,13 +6,14 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use candle_core::DType;
+use dflash_eval::folder::drafter_in;
 use dflash_model::folder::{DraftCounts, extra_files, read_config};
 use dflash_model::formats::{self, Facts, Format};
 use dflash_model::{DrafterConfig, TargetConfig, TargetInfo, TensorFolder};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::convert::{drafter_in, target_info};
+use crate::convert::target_info;
 use crate::engines::{Judgement, Seen, judge};
 
 /// What was found.
@@ -84,6 +85,13 @@ pub fn inspect(path: &Path, target: Option<&Path>) -> Result<Inspection> {
     };
     let mut problems = Vec::new();
     let format = kept(formats::detect(path), &mut problems);
+    // without its depth nothing can be said of the taps, and so of any engine
+    ensure!(
+        info.is_some() || matches!(format, None | Some(Format::Published)),
+        "{}: a {} does not say how deep its target is: name the target with --target FOLDER",
+        path.display(),
+        format.map_or("drafter", Format::name)
+    );
     let mut seen = Seen {
         name: path.display().to_string(),
         format: format.unwrap_or(Format::Published),

@@ -166,7 +166,7 @@ fn bad_usage_and_bad_input_exit_2_and_name_the_culprit() {
         "is a folder",
     );
     refused(&drafter, &heldout, &["--frobnicate"], "--frobnicate");
-    refused(&room.path().join("none"), &heldout, &[], "no such folder");
+    refused(&room.path().join("none"), &heldout, &[], "no such file or folder");
     refused(&drafter, &room.path().join("none.jsonl"), &[], "none.jsonl");
 
     let broken = room.path().join("broken.jsonl");

@@ -12,7 +12,7 @@ use candle_core::quantized::QTensor;
 use candle_core::{DType, Device, Tensor};
 use clap::ValueEnum;
 use dflash_model::folder::sync_folder;
-use dflash_model::formats::gguf::{ElementType, GgufFile, Value};
+use dflash_model::formats::gguf::{ElementType, GgufFile, Value, is_gguf};
 
 /// Bytes that the tensors are aligned to.
 const ALIGNMENT: u64 = 32;
@@ -138,7 +138,7 @@ impl Plan {
         };
         outcome
             .map_err(|error| error.error)
-            .with_context(|| format!("write {}", path.display()))?;
+            .with_context(|| format!("{}: cannot put the new file there", path.display()))?;
         sync_folder(parent)?;
         Ok(bytes)
     }
@@ -205,13 +205,23 @@ impl Plan {
     }
 }
 
-/// Refuses a destination before the work: a folder, something that is no file, or an existing file without `replace`.
-pub fn check_destination(path: &Path, replace: bool) -> Result<()> {
+/// Refuses a destination before the work: a folder, something that is no file, and an existing file unless `replace` is
+/// given and it is a GGUF file or empty; `source` may not be written over.
+///
+/// # Errors
+/// Naming it and what was expected.
+pub fn check_destination(path: &Path, replace: bool, source: &Path) -> Result<()> {
+    let at = || format!("--out {}", path.display());
+    ensure!(
+        path.file_name().is_some() && !path.as_os_str().as_encoded_bytes().ends_with(b"/"),
+        "{}: expected the name of a file",
+        at()
+    );
     let parent = parent_of(path);
     ensure!(
         parent.is_dir(),
-        "--out {}: there is no folder {}; make it first",
-        path.display(),
+        "{}: there is no folder {}; make it first",
+        at(),
         parent.display()
     );
     let Ok(found) = fs::symlink_metadata(path) else {
@@ -219,13 +229,20 @@ pub fn check_destination(path: &Path, replace: bool) -> Result<()> {
     };
     ensure!(
         found.is_file(),
-        "--out {}: expected a file or a new name, found a folder, link or device",
-        path.display()
+        "{}: expected a file or a new name, found a folder, link or device",
+        at()
+    );
+    ensure!(replace, "{}: the file exists; --force replaces it", at());
+    let read = fs::canonicalize(source).with_context(|| source.display().to_string())?;
+    ensure!(
+        fs::canonicalize(path).with_context(at)? != read,
+        "{}: not replaced, it is what is to be read",
+        at()
     );
     ensure!(
-        replace,
-        "--out {}: the file exists; --force replaces it",
-        path.display()
+        found.len() == 0 || is_gguf(path).is_ok_and(|is| is),
+        "{}: not replaced, it is no GGUF file",
+        at()
     );
     Ok(())
 }

@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use dflash_data::hub::cached;
 use dflash_eval::console::{self, Failure};
-use dflash_eval::folder::settle;
+use dflash_eval::folder::{drafter_in, local, settle};
 use dflash_model::formats;
 use dflash_model::formats::gguf::Value;
 use dflash_model::{TargetConfig, TensorFolder};
@@ -88,9 +88,11 @@ impl TargetArgs {
 pub fn run_drafter(args: &DrafterArgs) -> Result<bool, Failure> {
     let output = &args.output;
     let prepare = || {
-        check_destination(&output.out, output.force)?;
+        local("--out", &output.out)?;
+        let path = drafter_in(&args.source)?;
+        check_destination(&output.out, output.force, &path)?;
         let target = TargetConfig::read(&args.target).with_context(|| format!("--target {}", args.target.display()))?;
-        let source = formats::read(&args.source, Some(&target.info))?;
+        let source = formats::read(&path, Some(&target.info))?;
         let tokenizer = Tokenizer::read(&args.target, target.info.vocab_size)?;
         let (name, base) = (name_of(&args.source), name_of(&args.target));
         let (plan, published) = drafter::plan(&source, &target, &tokenizer, &name, &base, output.dtype)
@@ -127,7 +129,8 @@ pub fn run_drafter(args: &DrafterArgs) -> Result<bool, Failure> {
 pub fn run_target(args: &TargetArgs) -> Result<bool, Failure> {
     let output = &args.output;
     let prepare = || {
-        check_destination(&output.out, output.force)?;
+        local("--out", &output.out)?;
+        check_destination(&output.out, output.force, &args.folder)?;
         let config = TargetConfig::read(&args.folder)?;
         let tokenizer = Tokenizer::read(&args.folder, config.info.vocab_size)?;
         let sections = target::mrope_sections(&args.folder)?;

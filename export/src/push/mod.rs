@@ -13,11 +13,11 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use dflash_data::hub::{Hub, Upload, Uploaded, Watch};
 use dflash_eval::console::{self, Failure};
-use dflash_eval::folder::settle;
+use dflash_eval::folder::{drafter_in, settle};
 use dflash_eval::progress::transfer;
 use dflash_model::formats;
 
-use crate::convert::{drafter_in, target_info};
+use crate::convert::target_info;
 use crate::inspect::inspect;
 use files::{Selected, check_secret, select, way};
 

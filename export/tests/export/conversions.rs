@@ -308,9 +308,7 @@ fn every_stored_type_reads_back_and_says_its_name() {
         let made: Value = serde_json::from_slice(&fs::read(out.join("dflash_export.json")).unwrap()).unwrap();
         assert_eq!(made["source"]["format"], json!("published folder"));
         // taken: a second one needs --force
-        let again = program(&["hf", path(&from), "--out", path(&out)]);
-        assert_eq!(code(&again), 1);
-        assert!(text(&again.stderr).contains("not empty"));
+        assert!(refused(&["hf", path(&from), "--out", path(&out)]).contains("not empty"));
     }
 }
 
@@ -379,4 +377,86 @@ fn a_gguf_file_that_is_cut_or_altered_is_an_error_by_name() {
         fs::write(&bad, &altered).unwrap();
         assert!(formats::read(&bad, Some(&info)).is_err());
     }
+}
+
+/// What is said of a command that is refused as input.
+fn refused(arguments: &[&str]) -> String {
+    let output = program(arguments);
+    assert_eq!(code(&output), 2, "{arguments:?}: {}", text(&output.stdout));
+    text(&output.stderr)
+}
+
+#[test]
+fn nothing_is_written_to_the_hub_or_over_what_is_read() {
+    let root = tempfile::tempdir().unwrap();
+    let target = demo("target");
+    let from = root.path().join("from");
+    publish(&from, &config());
+    let weights = from.join("model.safetensors");
+    let before = fs::read(&weights).unwrap();
+    for command in ["hf", "speculators", "gguf"] {
+        let common = [command, path(&from), "--target", path(&target), "--force", "--out"];
+        let said = refused(&[&common[..], &["hf://org/name"]].concat());
+        assert!(
+            said.contains("--out hf://org/name") && said.contains("dflash-export push"),
+            "{said}"
+        );
+    }
+    let said = refused(&["hf", path(&from), "--out", path(&from)]);
+    assert!(said.contains("--out") && said.contains("not empty"), "{said}");
+    let to_file = ["gguf", path(&from), "--target", path(&target), "--force", "--out"];
+    let said = refused(&[&to_file[..], &[path(&weights)]].concat());
+    assert!(said.contains("it is no GGUF file"), "{said}");
+    let folder = root.path().join("new/");
+    let said = refused(&[&to_file[..], &[&format!("{}/", path(&folder).trim_end_matches('/'))]].concat());
+    assert!(said.contains("expected the name of a file"), "{said}");
+    assert_eq!(fs::read(&weights).unwrap(), before);
+
+    let file = root.path().join("drafter.gguf");
+    done(&[&to_file[..], &[path(&file)]].concat());
+    let before = fs::read(&file).unwrap();
+    let again = [
+        "gguf",
+        path(&file),
+        "--target",
+        path(&target),
+        "--force",
+        "--out",
+        path(&file),
+    ];
+    assert!(refused(&again).contains("it is what is to be read"));
+    assert_eq!(fs::read(&file).unwrap(), before);
+    // an earlier result is replaced
+    done(&[&to_file[..], &[path(&file)]].concat());
+}
+
+#[test]
+fn rounding_is_said_where_nothing_is_drafted_to_show_it() {
+    let root = tempfile::tempdir().unwrap();
+    let [from, wide, narrow] = ["from", "wide", "narrow"].map(|name| root.path().join(name));
+    publish(&from, &config());
+    let said = done(&["hf", path(&from), "--dtype", "f32", "--out", path(&wide)]);
+    assert!(said.contains("weights only, to the bit;"), "{said}");
+    let said = done(&["hf", path(&wide), "--out", path(&narrow)]);
+    assert!(said.contains("weights only, rounded to BF16"), "{said}");
+}
+
+#[test]
+fn a_run_stands_for_the_drafter_that_it_published() {
+    let root = tempfile::tempdir().unwrap();
+    let run = root.path().join("run");
+    fs::create_dir(&run).unwrap();
+    fs::write(run.join("config.resolved.toml"), "").unwrap();
+    let target = demo("target");
+    let out = root.path().join("drafter.gguf");
+    let to_file = ["gguf", path(&run), "--target", path(&target), "--out", path(&out)];
+    assert!(refused(&to_file).contains("neither a published drafter nor a checkpoint"));
+    publish(&run.join("final"), &config());
+    done(&to_file);
+    done(&["verify", path(&run), "--target", path(&target)]);
+    done(&["inspect", path(&run)]);
+    // and a file that does not say its target's depth is not judged without it
+    let said = refused(&["inspect", path(&out)]);
+    assert!(said.contains("GGUF file") && said.contains("--target FOLDER"), "{said}");
+    done(&["inspect", path(&out), "--target", path(&target)]);
 }

@@ -25,7 +25,7 @@ use crate::drafter_config::DrafterConfig;
 pub use card::{ACCEPTANCE_DEFINITION, AcceptanceRow, DraftCounts, ModelCard, shell};
 pub(crate) use read::verify_stored;
 pub use read::{check_finite, extra_files, list_problems, read_config, read_tensors, verify_written};
-pub use write::{Contents, Existing, place, sync_folder, write, write_files};
+pub use write::{Contents, Existing, check_destination, place, sync_folder, write, write_files};
 pub(crate) use write::{pretty, write_tensors, write_text};
 
 /// Names of the files of the folder.

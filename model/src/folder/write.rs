@@ -220,8 +220,13 @@ pub(crate) fn pretty(value: &Value) -> Result<String> {
     Ok(serde_json::to_string_pretty(value).map_err(candle_core::Error::wrap)? + "\n")
 }
 
-/// Whether `dir` holds a drafter that may be replaced; fails when it holds anything that may not.
-fn check_destination(dir: &Path, existing: Existing) -> Result<bool> {
+/// Whether `dir` holds a drafter that may be replaced: what [`place`] looks at, for callers to ask before the work.
+///
+/// # Errors
+/// When it holds anything that may not.
+pub fn check_destination(dir: &Path, existing: Existing) -> Result<bool> {
+    // a link stays a link: its folder is replaced
+    let dir = &fs::canonicalize(dir).unwrap_or_else(|_| dir.to_path_buf());
     let Ok(metadata) = fs::symlink_metadata(dir) else {
         return Ok(false);
     };

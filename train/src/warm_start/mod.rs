@@ -12,6 +12,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use dflash_data::target_hash;
+use dflash_eval::folder::drafter_in;
 use dflash_model::folder::PROVENANCE;
 use dflash_model::formats::{self, Source};
 use dflash_model::{DrafterConfig, Params, Target, TargetInfo};
@@ -28,6 +29,7 @@ const KEY: &str = "drafter.init_from";
 /// # Errors
 /// When it is no drafter, or its tensors are not those of its configuration; by key and path.
 pub fn config(path: &Path, target: &TargetInfo) -> Result<DrafterConfig> {
+    let path = &drafter_in(path).context(KEY)?;
     let facts = formats::facts(path, Some(target)).context(KEY)?;
     let problems = facts.problems();
     ensure!(
@@ -45,6 +47,7 @@ pub fn config(path: &Path, target: &TargetInfo) -> Result<DrafterConfig> {
 /// # Errors
 /// When a tensor is missing, unknown, not finite or of another shape, or such a matrix differs; by key and path.
 pub fn read(path: &Path, target: &dyn Target, allow: &[Change]) -> Result<Source> {
+    let path = &drafter_in(path).context(KEY)?;
     let source = formats::read(path, Some(target.info())).context(KEY)?;
     if !allow.contains(&Change::Target) {
         source.check_carried(target.head()).with_context(|| {
@@ -85,7 +88,8 @@ pub fn check(materials: &Materials) -> Result<Vec<String>> {
 
 /// Hash of the target that a folder of ours was made for.
 fn recorded_target(path: &Path) -> Option<String> {
-    let provenance: Value = serde_json::from_slice(&std::fs::read(path.join(PROVENANCE)).ok()?).ok()?;
+    let path = drafter_in(path).ok()?.join(PROVENANCE);
+    let provenance: Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
     Some(provenance.pointer("/target/hash")?.as_str()?.to_owned())
 }
 
