@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail, ensure};
 use dflash_data::hub;
+use dflash_model::{TargetConfig, TargetInfo, formats};
 
 use crate::progress::transfer;
 
@@ -74,6 +75,27 @@ pub fn local(option: &str, path: &Path) -> Result<()> {
         path.display()
     );
     Ok(())
+}
+
+/// Sizes to read a drafter with that does not say how deep its target is: those of the target at hand, with the depth of
+/// the one that the drafter names, where that one lies on this machine.
+pub fn sizes_for(drafter: &Path, target: &TargetInfo) -> TargetInfo {
+    let mut sizes = target.clone();
+    if let Some(named) = named_info(drafter) {
+        sizes.num_layers = named.num_layers;
+    }
+    sizes
+}
+
+/// Whether a drafter names its target, and that one lies on this machine.
+pub fn names_its_target(drafter: &Path) -> bool {
+    named_info(drafter).is_some()
+}
+
+fn named_info(drafter: &Path) -> Option<TargetInfo> {
+    let named = PathBuf::from(formats::named_target(drafter)?);
+    let config = named.is_dir().then(|| TargetConfig::read(&named))?;
+    Some(config.ok()?.info)
 }
 
 /// The drafter that a path stands for: a run folder for its `final`, everything else for itself.

@@ -10,7 +10,7 @@ use dflash_data::recipes::{self, PromptSet, Recipe, Source, load_conversations};
 use dflash_data::{Chat, target_hash};
 use dflash_model::{BoundDrafter, Drafter, Drafting, Target, formats};
 
-use crate::folder::drafter_in;
+use crate::folder::{drafter_in, sizes_for};
 use crate::prompts::About;
 use crate::rendered::{Rendered, Row};
 use crate::report::Setting;
@@ -174,7 +174,7 @@ pub fn bind(folder: &Path, without_selector: bool, target: &dyn Target, setting:
     let folder = &drafter_in(folder).context("--drafter")?;
     let device = dflash_model::device::by_name(&setting.device).context("--device")?;
     let named = || format!("--drafter {}", folder.display());
-    let source = formats::read(folder, Some(target.info())).with_context(named)?;
+    let source = formats::read(folder, Some(&sizes_for(folder, target.info()))).with_context(named)?;
     let mut drafter = Drafter::from_source(&source, &device).with_context(named)?;
     if without_selector {
         ensure!(

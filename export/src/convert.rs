@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use dflash_data::hub::{base_model, cached, is_repository, on_record};
 use dflash_data::target_hash;
 use dflash_eval::console::Failure;
-use dflash_eval::folder::{drafter_in, local, settle};
+use dflash_eval::folder::{drafter_in, local, settle, sizes_for};
 use dflash_eval::load::load_target;
 use dflash_model::folder::{Contents, Existing, ModelCard, PROVENANCE, check_destination, place, verify_written};
 use dflash_model::formats::{self, Format, Source, speculators};
@@ -163,16 +163,15 @@ impl Conversion {
             format!("wrote       {} ({})", self.out, self.dtype),
         ];
         lines.extend(self.notes.iter().map(|note| format!("note        {note}")));
-        lines.push(match &self.compared {
-            Some(compared) => format!("compared    {}", compared.line()),
-            None => {
-                let how = if self.rounded {
-                    format!("rounded to {}, to the bit of that", self.dtype)
-                } else {
-                    "to the bit".to_owned()
-                };
-                format!("compared    weights only, {how}; give --target to compare what both draft")
-            }
+        lines.push(if let Some(compared) = &self.compared {
+            format!("compared    {}", compared.line())
+        } else {
+            let how = if self.rounded {
+                format!("rounded to {}, to the bit of that", self.dtype)
+            } else {
+                "to the bit".to_owned()
+            };
+            format!("compared    weights only, {how}; give --target to compare what both draft")
         });
         lines.extend(self.failures.iter().map(|failure| format!("failed      {failure}")));
         lines.join("\n") + "\n"
@@ -385,7 +384,8 @@ pub fn target_info(path: &Path, target: Option<&dyn Target>) -> Result<Option<Ta
 }
 
 fn read_source(path: &Path, info: Option<&TargetInfo>) -> Result<Source> {
-    match formats::read(path, info) {
+    let sizes = info.map(|info| sizes_for(path, info));
+    match formats::read(path, sizes.as_ref()) {
         Err(error) if info.is_none() && formats::detect(path).is_ok_and(|format| format != Format::Published) => {
             bail!("{error} (--target FOLDER)")
         }

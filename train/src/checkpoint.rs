@@ -22,6 +22,7 @@ use crate::config::RunConfig;
 use crate::config_file;
 use crate::durable;
 use crate::optim::{self, AdamW};
+use crate::warm_start::Start;
 
 /// Version of `progress.json`.
 const FORMAT: u32 = 1;
@@ -94,9 +95,9 @@ impl Progress {
 
 /// The keys of a resolved run file that decide the numbers of a run, flattened to `section.key`.
 ///
-/// Left out: where things lie (the data's identity stands for them), threads, tracking, and when states are saved,
+/// Left out: where things lie (the data's identity and the hash of the drafter started from stand for them), threads, tracking, and when states are saved,
 /// validated or evaluated.
-pub fn contract(config: &RunConfig) -> Result<BTreeMap<String, String>> {
+pub fn contract(config: &RunConfig, start: Option<&Start>) -> Result<BTreeMap<String, String>> {
     let table: toml::Table = toml::from_str(&config_file::to_toml(config)?)?;
     let mut keys = BTreeMap::new();
     for (section, value) in table {
@@ -129,6 +130,12 @@ pub fn contract(config: &RunConfig) -> Result<BTreeMap<String, String>> {
         !places.contains(&key.as_str())
             && !["generate", "checkpoint", "validate", "evaluate", "wandb"].contains(&section)
     });
+    if let Some(start) = start {
+        keys.insert(
+            "drafter.init_from".to_owned(),
+            format!("a drafter of hash {}", start.hash),
+        );
+    }
     Ok(keys)
 }
 

@@ -95,6 +95,14 @@ fn check(config: &RunConfig) -> Result<()> {
         "run_dir: expected a folder, got an empty path"
     );
     ensure!(
+        config
+            .drafter
+            .init_from
+            .as_ref()
+            .is_none_or(|path| !path.as_os_str().is_empty()),
+        "drafter.init_from: expected a drafter, got an empty path"
+    );
+    ensure!(
         data.prompts.is_some() || data.conversations.is_some(),
         "data: expected prompts or conversations, got neither"
     );

@@ -39,7 +39,10 @@ pub fn training(materials: &Materials, source: &Source) -> Result<Standing> {
     };
     let progress = checkpoint::read_progress(&folder)?;
     progress
-        .check_same_run(&checkpoint::contract(config)?, &source.identity)
+        .check_same_run(
+            &checkpoint::contract(config, materials.start.as_ref())?,
+            &source.identity,
+        )
         .with_context(|| folder.display().to_string())?;
     if progress.step != source.order.total_steps() {
         return Ok(Standing::Missing);

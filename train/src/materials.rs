@@ -10,7 +10,7 @@ use dflash_model::Target;
 
 use crate::config::{Precision, RunConfig};
 use crate::resolve::{Resolved, resolve};
-use crate::warm_start;
+use crate::warm_start::Start;
 
 /// A run, opened.
 pub struct Materials {
@@ -22,6 +22,8 @@ pub struct Materials {
     pub chat: Chat,
     /// Where drafter and batches lie.
     pub device: Device,
+    /// The drafter that training starts from, if any.
+    pub start: Option<Start>,
 }
 
 impl Materials {
@@ -36,15 +38,14 @@ impl Materials {
         let place = || format!("target.path = {}", section.path.display());
         let target = dflash_model::target::load(&section.path, &device, dtype).with_context(place)?;
         let chat = Chat::load(&section.path).with_context(place)?;
-        let init = match &config.drafter.init_from {
-            None => None,
-            Some(path) => Some(warm_start::config(path, target.info())?),
-        };
+        let start = Start::find(config, target.info())?;
+        let init = start.as_ref().map(|start| &start.config);
         Ok(Self {
-            resolved: resolve(config, target.info(), init.as_ref())?,
+            resolved: resolve(config, target.info(), init)?,
             target: Arc::from(target),
             chat,
             device,
+            start,
         })
     }
 

@@ -42,7 +42,7 @@ pub fn dry_run(materials: &Materials, display: Display) -> Result<String, Failur
     } else {
         (longest_answers(materials).input()?, false)
     };
-    let params = parameters(materials)?;
+    let params = parameters(materials, true)?;
     let publisher = Publisher::new(materials).work()?;
     replace_folder(&folder, &|partial| publisher.write(partial, &params, None)).work()?;
 

@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 use dflash_data::hub::{base_model, on_record};
 use dflash_data::target_hash;
 use dflash_eval::Report;
-use dflash_eval::folder::drafter_in;
 use dflash_model::folder::{AcceptanceRow, ModelCard, PROVENANCE, verify_written, write_files};
 use dflash_model::{DrafterConfig, Params, TargetHead};
 use serde_json::{Value, json};
@@ -35,10 +34,8 @@ impl Publisher {
             "tokenizer": materials.chat.tokenizer.hash(),
             "template": materials.chat.template.hash(),
         });
-        let start = match &config.drafter.init_from {
-            None => Value::Null,
-            Some(path) => json!({"path": on_record(path), "hash": target_hash(&drafter_in(path)?)?}),
-        };
+        let start = materials.start.as_ref();
+        let start = start.map(|start| json!({"path": start.path, "hash": start.hash}));
         let card = card(config);
         Ok(Self {
             drafter: materials.resolved.drafter.clone(),

@@ -13,7 +13,7 @@ use crate::failure::Blame;
 pub use crate::failure::Failure;
 use crate::fit::Ending;
 use crate::materials::Materials;
-use crate::progress::Display;
+use crate::progress::{Display, remark};
 use crate::signals::StopFlag;
 use crate::{
     checkpoint, config_file, evaluation, examples, from_hub, inputs, plan, prepare, provenance, source, training,
@@ -62,8 +62,10 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
         return Ok(0);
     }
     inputs::check(&materials).input()?;
-    for line in warm_start::check(&materials).input()? {
-        display.note(&line);
+    if args.dry_run || is_fresh(&config, &args.resume).input()? {
+        for line in warm_start::check(&materials).input()? {
+            remark(&line);
+        }
     }
     if args.dry_run {
         print(&plan::dry_run(&materials, display)?)?;
@@ -72,6 +74,9 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
     let _lock = lock(materials.config()).input()?;
     check_contract(&materials, args).input()?;
     provenance::write(&materials.config().run_dir, materials.config()).work()?;
+    if let Some(start) = &materials.start {
+        start.write(&materials.config().run_dir).work()?;
+    }
     display.note(&format!("resolved run file:\n{resolved}"));
 
     let run = Run {
@@ -162,6 +167,11 @@ impl Run<'_> {
     }
 }
 
+/// Whether nothing is there to go on from.
+fn is_fresh(config: &RunConfig, resume: &Resume) -> Result<bool> {
+    Ok(!matches!(resume, Resume::From(_)) && checkpoint::latest(&config.run_dir)?.is_none())
+}
+
 /// Refuses a run folder of another run before anything in it is overwritten.
 fn check_contract(materials: &Materials, args: &Args) -> Result<()> {
     let config = materials.config();
@@ -176,7 +186,7 @@ fn check_contract(materials: &Materials, args: &Args) -> Result<()> {
     };
     let progress = checkpoint::read_progress(&folder)?;
     progress
-        .check_same_run(&checkpoint::contract(config)?, &progress.data)
+        .check_same_run(&checkpoint::contract(config, materials.start.as_ref())?, &progress.data)
         .with_context(|| folder.display().to_string())
 }
 

@@ -39,10 +39,11 @@ pub fn train(
     let config = materials.config();
     let sizes = Sizes::of(&materials.resolved);
     check_room(materials, sizes, source.order.total_steps()).work()?;
-    let contract = checkpoint::contract(config).work()?;
-    let params = parameters(materials)?;
+    let contract = checkpoint::contract(config, materials.start.as_ref()).work()?;
+    let resumed = resume_from(&config.run_dir, resume).input()?;
+    let params = parameters(materials, resumed.is_none())?;
     let mut optimizer = AdamW::new(settings(&config.train), params.vars()).work()?;
-    let progress = match resume_from(&config.run_dir, resume).input()? {
+    let progress = match resumed {
         None => Progress::start(source.identity.clone(), contract),
         Some(folder) => {
             let progress = checkpoint::read_progress(&folder).input()?;
@@ -103,8 +104,9 @@ pub fn train(
     Ok(ending)
 }
 
-/// Fresh variables, overwritten by the tensors of the drafter started from if there is one.
-pub fn parameters(materials: &Materials) -> Result<Params, Failure> {
+/// Fresh variables; where they are to be trained on and not to be replaced by a checkpoint's, overwritten by the tensors of
+/// the drafter started from, if there is one.
+pub fn parameters(materials: &Materials, from_start: bool) -> Result<Params, Failure> {
     let resolved = &materials.resolved;
     let codebooks = match resolved.codebooks {
         CodebookKind::Factored => Codebooks::Factored,
@@ -112,7 +114,7 @@ pub fn parameters(materials: &Materials) -> Result<Params, Failure> {
     };
     let params = Params::init(&resolved.drafter, codebooks, resolved.config.seed, &materials.device).work()?;
     let section = &resolved.config.drafter;
-    if let Some(path) = &section.init_from {
+    if let (Some(path), true) = (&section.init_from, from_start) {
         let start = warm_start::read(path, materials.target.as_ref(), &section.allow).input()?;
         warm_start::load(&params, &resolved.drafter, &start).input()?;
     }

@@ -155,6 +155,12 @@ pub fn detect(path: &Path) -> Result<Format> {
         }
         bail!("{}: expected a drafter folder or a GGUF file", path.display())
     }
+    if path.exists() && !path.is_dir() {
+        bail!(
+            "{}: expected a drafter folder or a GGUF file, found a device or pipe",
+            path.display()
+        )
+    }
     let config = config_value(path)?;
     Ok(if speculators::is_speculators(&config) {
         Format::Speculators

@@ -7,39 +7,24 @@
 
 pub mod agree;
 mod carry;
+mod start;
 
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use dflash_data::target_hash;
-use dflash_eval::folder::drafter_in;
+use dflash_eval::folder::{drafter_in, names_its_target, sizes_for};
 use dflash_model::folder::PROVENANCE;
-use dflash_model::formats::{self, Source};
-use dflash_model::{DrafterConfig, Params, Target, TargetInfo};
+use dflash_model::formats::{self, Format, Source};
+use dflash_model::{DrafterConfig, Params, Target};
 use serde_json::Value;
 
 use crate::config::Change;
 use crate::materials::Materials;
+pub use start::Start;
 
 /// The key of the run file that all of this is about.
 const KEY: &str = "drafter.init_from";
-
-/// Configuration of the drafter at `path`, by its headers alone.
-///
-/// # Errors
-/// When it is no drafter, or its tensors are not those of its configuration; by key and path.
-pub fn config(path: &Path, target: &TargetInfo) -> Result<DrafterConfig> {
-    let path = &drafter_in(path).context(KEY)?;
-    let facts = formats::facts(path, Some(target)).context(KEY)?;
-    let problems = facts.problems();
-    ensure!(
-        problems.is_empty(),
-        "{KEY}: {}: {}",
-        path.display(),
-        problems.join("; ")
-    );
-    Ok(facts.config)
-}
 
 /// Reads the drafter at `path` whole; an embedding or head that came along must be the target's unless `allow` says
 /// otherwise.
@@ -48,7 +33,7 @@ pub fn config(path: &Path, target: &TargetInfo) -> Result<DrafterConfig> {
 /// When a tensor is missing, unknown, not finite or of another shape, or such a matrix differs; by key and path.
 pub fn read(path: &Path, target: &dyn Target, allow: &[Change]) -> Result<Source> {
     let path = &drafter_in(path).context(KEY)?;
-    let source = formats::read(path, Some(target.info())).context(KEY)?;
+    let source = formats::read(path, Some(&sizes_for(path, target.info()))).context(KEY)?;
     if !allow.contains(&Change::Target) {
         source.check_carried(target.head()).with_context(|| {
             format!(
@@ -61,7 +46,7 @@ pub fn read(path: &Path, target: &dyn Target, allow: &[Change]) -> Result<Source
     Ok(source)
 }
 
-/// Reads the run's warm-start drafter once before the first stage, and returns what there is to know about the start:
+/// Reads the drafter that a fresh run starts from, before the first stage, and returns what there is to know about the start:
 /// one line each, none without a warm start.
 ///
 /// # Errors
@@ -75,6 +60,12 @@ pub fn check(materials: &Materials) -> Result<Vec<String>> {
     let mut lines = vec![format!("starts from {}, a {}", path.display(), source.format.name())];
     lines.extend(agree::changes(&materials.resolved.drafter, &source.config));
     lines.extend(source.notes);
+    if source.format != Format::Published && !drafter_in(path).is_ok_and(|path| names_its_target(&path)) {
+        lines.push(format!(
+            "does not say how deep its target is; taken to be as deep as this one, {} layers",
+            materials.target.info().num_layers
+        ));
+    }
     if let Some(hash) = recorded_target(path)
         && hash != target_hash(&config.target.path)?
     {

@@ -13,6 +13,7 @@ mod run_files;
 mod shape;
 mod stopping;
 mod tracking;
+mod warm_resume;
 mod warm_start;
 
 use candle_core::{Device, Tensor};

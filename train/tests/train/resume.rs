@@ -95,7 +95,7 @@ impl Trial {
     }
 
     pub(crate) fn start(&self) -> Progress {
-        Progress::start("data".into(), checkpoint::contract(&self.config).unwrap())
+        Progress::start("data".into(), checkpoint::contract(&self.config, None).unwrap())
     }
 
     pub(crate) fn run(&mut self, progress: Progress) -> Result<Ending> {
@@ -274,7 +274,7 @@ fn a_changed_contract_is_refused_by_name() {
         ("data.max_length=9", "data.max_length"),
         ("target.dtype=bf16", "target.dtype"),
     ] {
-        let changed = checkpoint::contract(&config(root.path(), &[change])).unwrap();
+        let changed = checkpoint::contract(&config(root.path(), &[change]), None).unwrap();
         let error = progress.check_same_run(&changed, "data").unwrap_err().to_string();
         assert!(error.contains(&format!("refused: {key} was")), "{change}: {error}");
     }
@@ -288,7 +288,7 @@ fn a_changed_contract_is_refused_by_name() {
         ],
     );
     progress
-        .check_same_run(&checkpoint::contract(&harmless).unwrap(), "data")
+        .check_same_run(&checkpoint::contract(&harmless, None).unwrap(), "data")
         .unwrap();
     let error = progress
         .check_same_run(&progress.contract, "other")

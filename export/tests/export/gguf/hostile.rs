@@ -147,6 +147,15 @@ fn what_a_header_promises_is_held_against_the_file() {
         (header(0, huge, &[]), "keys"),
         (header(huge, 0, &[]), "tensors"),
         (header(0, 1, &huge.to_le_bytes().repeat(2)), "a key"),
+        // what stands in messages is short and printable
+        (
+            header(0, 1, &[text(&"k".repeat(600)), vec![0; 16]].concat()),
+            "a key: expected at most 512 bytes, got 600",
+        ),
+        (
+            header(0, 1, &[text("k\u{1b}[31m"), vec![0; 16]].concat()),
+            "a key: expected printable characters, got \"k\\u{1b}[31m\"",
+        ),
         (header(0, 1, &list(0, huge)), "more than any model needs"),
         (header(0, 1, &list(0, 1 << 24)), "16777216 bytes expected"),
         (header(0, 1, &[list(9, 1), vec![0; 16]].concat()), "lists of lists"),

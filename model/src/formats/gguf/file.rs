@@ -23,6 +23,9 @@ use super::value::{ARRAY, ElementType, Value};
 /// Values of all lists together: a vocabulary of a million tokens with its merges stays far below.
 const MOST_LISTED: u64 = 1 << 24;
 
+/// Bytes of a key or of a tensor's name; llama.cpp's keys are below 100, its tensors' names below 64.
+const LONGEST_NAME: u64 = 512;
+
 /// Dimensions of a tensor, as in ggml.
 const MOST_DIMENSIONS: u32 = 4;
 
@@ -180,7 +183,7 @@ impl Header {
 
         let mut metadata = BTreeMap::new();
         for _ in 0..keys {
-            let key = header.text("a key")?;
+            let key = header.name("a key")?;
             let kind = header.u32(&key)?;
             let value = header.value(kind, &key)?;
             if metadata.insert(key.clone(), value).is_some() {
@@ -232,7 +235,7 @@ impl Header {
     }
 
     fn tensor(&mut self) -> Checked<(String, TensorInfo)> {
-        let name = self.text("a tensor's name")?;
+        let name = self.name("a tensor's name")?;
         let dimensions = self.u32(&name)?;
         if dimensions == 0 || dimensions > MOST_DIMENSIONS {
             return Err(format!(
@@ -310,6 +313,21 @@ impl Header {
             ARRAY => return Err(format!("{key}: lists of lists are not read")),
             other => return Err(format!("{key}: there is no value type {other}")),
         })
+    }
+
+    /// A text that stands in messages: of some hundred printable characters at most.
+    fn name(&mut self, what: &str) -> Checked<String> {
+        let length = self.u64(what)?;
+        if length > LONGEST_NAME {
+            return Err(format!("{what}: expected at most {LONGEST_NAME} bytes, got {length}"));
+        }
+        let mut bytes = vec![0; length as usize];
+        self.fill(&mut bytes, what)?;
+        let name = String::from_utf8(bytes).map_err(|_| format!("{what}: expected UTF-8"))?;
+        if name.chars().any(char::is_control) {
+            return Err(format!("{what}: expected printable characters, got {name:?}"));
+        }
+        Ok(name)
     }
 
     fn text(&mut self, what: &str) -> Checked<String> {
