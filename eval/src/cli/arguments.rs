@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use dflash_data::recipes::{Order, Recipe, Selection, Source};
+use dflash_model::{BoundDrafter, Target};
 use serde::Serialize;
 
 use crate::console::{Failure, Precision, at_least_one, threads};
 use crate::evaluate::{Block, Options};
 use crate::folder::Folder;
-use crate::load::{Loaded, PromptSource, Request, Thinking, load};
+use crate::load::{Loaded, PromptSource, Request, Thinking, bind, load};
 use crate::prompts::Prompts;
-use crate::report::{Report, csv, html, prepare_output, write_json, write_text};
+use crate::report::{Report, Setting, csv, html, prepare_output, write_json, write_text};
 use crate::sampling::SamplingConfig;
 
 /// The target and how it computes.
@@ -320,6 +321,24 @@ pub(crate) fn request<'r>(
         limit: prompts.limit,
         without_selector,
     })
+}
+
+impl TargetArguments {
+    /// Loads a drafter onto its target, where one is named, and notes it in `setting`.
+    ///
+    /// # Errors
+    /// As [`bind`].
+    pub(crate) fn bind(
+        &self,
+        drafter: Option<&Folder>,
+        without_selector: bool,
+        target: &dyn Target,
+        setting: &mut Setting,
+    ) -> Result<Option<BoundDrafter>> {
+        let Some(folder) = drafter else { return Ok(None) };
+        let place = folder.place("--drafter", self.quiet)?;
+        bind(place, without_selector, target, setting).map(Some)
+    }
 }
 
 /// Sets the size of the thread pool; must come before any work.

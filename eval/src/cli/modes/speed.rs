@@ -6,7 +6,7 @@ use dflash_model::Drafting;
 use crate::cli::arguments::{OutputArguments, TargetArguments, use_threads};
 use crate::console::{Failure, Precision, at_least_one, print};
 use crate::folder::Folder;
-use crate::load::{bind, load_target, setting};
+use crate::load::{load_target, setting};
 use crate::speed::{check, speed};
 use crate::table;
 
@@ -42,15 +42,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
         let bf16 = of.dtype == Precision::Bf16;
         let mut setting = setting(of.folder()?, &of.device, bf16)?;
         let target = load_target(of.folder()?, &of.device, bf16)?;
-        let drafting = match &arguments.drafter {
-            Some(folder) => Some(bind(
-                folder.place("--drafter", of.quiet)?,
-                arguments.without_selector,
-                target.as_ref(),
-                &mut setting,
-            )?),
-            None => None,
-        };
+        let drafter = arguments.drafter.as_ref();
+        let drafting = of.bind(drafter, arguments.without_selector, target.as_ref(), &mut setting)?;
         let rows = arguments
             .rows
             .or(drafting.as_ref().map(Drafting::block_size))

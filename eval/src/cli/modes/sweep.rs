@@ -10,7 +10,7 @@ use crate::cli::arguments::{OutputArguments, PromptArguments, TargetArguments, r
 use crate::console::{Failure, Precision, print};
 use crate::evaluate::Options;
 use crate::folder::Folder;
-use crate::load::{bind, load_prompts, load_target, setting};
+use crate::load::{load_prompts, load_target, setting};
 use crate::progress::Display;
 use crate::prompts::Prompts;
 use crate::sweep::{Drafter, Grid, check, sweep};
@@ -55,15 +55,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool, Failure> {
         let folder = arguments.drafter.as_ref().unwrap_or(&no_drafter);
         let prompts = load_prompts(&request(of, folder, arguments.without_selector, from)?, &mut setting)?;
         let target = load_target(of.folder()?, &of.device, of.dtype == Precision::Bf16)?;
-        let drafting = match &arguments.drafter {
-            Some(folder) => Some(bind(
-                folder.place("--drafter", of.quiet)?,
-                arguments.without_selector,
-                target.as_ref(),
-                &mut setting,
-            )?),
-            None => None,
-        };
+        let drafter = arguments.drafter.as_ref();
+        let drafting = of.bind(drafter, arguments.without_selector, target.as_ref(), &mut setting)?;
         setting.max_new = from.max_new;
         Ok((setting, prompts, target, drafting))
     };
