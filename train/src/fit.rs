@@ -19,7 +19,7 @@ use crate::gradient::Gradients;
 use crate::loss::StepSums;
 use crate::metrics::{StepRecord, StepSetting, Validation};
 use crate::optim::AdamW;
-use crate::progress::{Display, Stage};
+use crate::progress::{self, Display, Stage};
 use crate::room;
 use crate::schedule;
 use crate::signals::StopFlag;
@@ -72,6 +72,9 @@ pub fn fit<B: Send>(
     let run_dir = &job.config.run_dir;
     durable::sweep(run_dir)?;
     let mut tracking = Tracking::open(job.config, progress.step)?;
+    if let Some(missing) = tracking.missing(progress.step) {
+        progress::warn(&missing);
+    }
     tracking.say(&format!("training from step {} to {}", progress.step, job.steps))?;
     let stage = Stage::start(display, "train", progress.step, job.steps);
     let batch = job.batch;

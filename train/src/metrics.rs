@@ -4,14 +4,17 @@
 //! and any half-written tail, so that the file of an interrupted run equals that of an uninterrupted one up to
 //! times and memory.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use dflash_eval::speed::peak_memory;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::durable::replace_file;
 use crate::loss::StepSums;
@@ -132,26 +135,57 @@ pub struct Validation {
 #[derive(Debug)]
 pub struct StepLines {
     file: Appended,
+    /// Steps of the lines that were there.
+    found: BTreeSet<u64>,
 }
 
 impl StepLines {
     /// Opens the file for appending after dropping every line behind `step`.
+    ///
+    /// # Errors
+    /// When a whole line is not UTF-8; a half-written one at the end goes whatever its bytes.
     pub fn open(path: &Path, step: u64) -> Result<Self> {
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(error).with_context(|| path.display().to_string()),
-        };
-        let kept: String = text
+        let bytes = bytes(path)?;
+        let mut found = BTreeSet::new();
+        let kept: String = text(path, &bytes)?
             .split_inclusive('\n')
-            .filter(|line| line.ends_with('\n') && step_of(line).is_some_and(|at| at <= step))
+            .filter(|line| {
+                let at = step_of(line).filter(|&at| at <= step);
+                found.extend(at);
+                at.is_some()
+            })
             .collect();
-        if kept != text {
+        if kept.as_bytes() != bytes {
             replace_file(path, kept.as_bytes())?;
         }
         Ok(Self {
             file: Appended::open(path)?,
+            found,
         })
+    }
+
+    /// What is to be said of the steps up to `step` that had no line when the file was opened.
+    pub fn missing(&self, step: u64) -> Option<String> {
+        let mut gaps = (1..=step).filter(|at| !self.found.contains(at));
+        let first = gaps.next()?;
+        let (last, others) = gaps.fold((first, 0_u64), |(_, others), at| (at, others + 1));
+        let name = self.file.path().file_name().unwrap_or_default().to_string_lossy();
+        Some(match others {
+            0 => format!("{name}: step {first} is missing"),
+            _ if last - first == others => format!("{name}: steps {first} to {last} are missing"),
+            _ => format!("{name}: {} of the steps {first} to {last} are missing", others + 1),
+        })
+    }
+
+    /// The records of the steps in `steps`, as they stand in the file.
+    pub fn read(path: &Path, steps: RangeInclusive<u64>) -> Result<Vec<(u64, Value)>> {
+        let bytes = bytes(path)?;
+        let records = text(path, &bytes)?.lines().filter_map(|line| {
+            let record: Value = serde_json::from_str(line).ok()?;
+            let step = record.get("step")?.as_u64()?;
+            steps.contains(&step).then_some((step, record))
+        });
+        Ok(records.collect())
     }
 
     /// Appends one record as one line.
@@ -161,11 +195,26 @@ impl StepLines {
     }
 }
 
+/// The bytes of a file; none where there is no file.
+fn bytes(path: &Path) -> Result<Vec<u8>> {
+    match fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        read => read.with_context(|| path.display().to_string()),
+    }
+}
+
+/// The whole lines of a file.
+fn text<'b>(path: &Path, bytes: &'b [u8]) -> Result<&'b str> {
+    let end = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+    std::str::from_utf8(&bytes[..end]).map_err(|error| {
+        let before = &bytes[..error.valid_up_to()];
+        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+        anyhow!("{}: line {line}: expected UTF-8", path.display())
+    })
+}
+
 fn step_of(line: &str) -> Option<u64> {
-    serde_json::from_str::<serde_json::Value>(line)
-        .ok()?
-        .get("step")?
-        .as_u64()
+    serde_json::from_str::<Value>(line).ok()?.get("step")?.as_u64()
 }
 
 fn ratio(part: u64, whole: u64) -> Option<f64> {
@@ -185,6 +234,37 @@ mod tests {
         lines.append(&serde_json::json!({"step": 3, "again": true})).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, "{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"again\":true}\n");
+    }
+
+    /// Bytes that no program writes: at the end they are a torn line, before it the file is not ours to repair.
+    #[test]
+    fn a_torn_tail_may_be_any_bytes_but_a_whole_line_is_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        fs::write(&path, b"{\"step\":1}\n\xff\xfe{\"st").unwrap();
+        drop(StepLines::open(&path, 2).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"{\"step\":1}\n");
+        let damaged = b"{\"step\":1}\n{\"step\":\xff2}\n{\"step\":3}\n";
+        fs::write(&path, damaged).unwrap();
+        let error = StepLines::open(&path, 3).unwrap_err().to_string();
+        assert_eq!(error, format!("{}: line 2: expected UTF-8", path.display()));
+        assert_eq!(fs::read(&path).unwrap(), damaged);
+    }
+
+    #[test]
+    fn steps_without_a_line_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let missing = |steps: &[u64], step| {
+            let lines: String = steps.iter().map(|step| format!("{{\"step\":{step}}}\n")).collect();
+            fs::write(&path, lines).unwrap();
+            StepLines::open(&path, step).unwrap().missing(step).unwrap_or_default()
+        };
+        assert_eq!(missing(&[], 0), "");
+        assert_eq!(missing(&[1, 2, 3], 3), "");
+        assert_eq!(missing(&[1, 2, 3], 15), "metrics.jsonl: steps 4 to 15 are missing");
+        assert_eq!(missing(&[1, 3], 3), "metrics.jsonl: step 2 is missing");
+        assert_eq!(missing(&[2, 3], 5), "metrics.jsonl: 3 of the steps 1 to 5 are missing");
     }
 
     #[test]

@@ -148,6 +148,11 @@ pub fn bytes(count: f64) -> String {
     format!("{value:.1} {}", units[unit])
 }
 
+/// Says what must be known, also where progress is quiet. Not while a bar is shown.
+pub fn warn(text: &str) {
+    line(text);
+}
+
 fn line(text: &str) {
     // a closed stderr must not end a training run
     let _closed = writeln!(std::io::stderr(), "{text}");

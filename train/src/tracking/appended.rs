@@ -2,11 +2,21 @@
 //!
 //! What a call wrote survives the end of the process, whatever ends it; only a failing machine may lose it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+
+/// Makes a folder with those above it, unless it is there.
+pub fn make_folder(path: &Path) -> Result<()> {
+    ensure!(
+        path.is_dir() || !path.exists(),
+        "{}: expected a folder, got a file",
+        path.display()
+    );
+    fs::create_dir_all(path).with_context(|| format!("making {}", path.display()))
+}
 
 /// A file open for appending.
 #[derive(Debug)]
@@ -41,6 +51,15 @@ impl Appended {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// A file in `folder` that no call can write, as on a full disk.
+    #[cfg(test)]
+    pub fn that_fails(folder: &Path) -> Self {
+        let path = folder.join("read-only");
+        fs::write(&path, "").unwrap();
+        let file = File::open(&path).unwrap();
+        Self { path, file }
+    }
 }
 
 #[cfg(test)]
@@ -59,13 +78,21 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), b"abc");
     }
 
-    #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_disk_is_an_error_that_names_the_file() {
-        let mut full = Appended::open(Path::new("/dev/full")).unwrap();
+    fn a_failed_call_is_an_error_that_names_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut full = Appended::that_fails(folder.path());
         let error = format!("{:#}", full.write(b"12345").unwrap_err());
-        assert!(error.starts_with("/dev/full: cannot append 5 bytes: "), "{error}");
-        let missing = Appended::open(Path::new("/nowhere/log")).unwrap_err();
-        assert!(format!("{missing:#}").starts_with("/nowhere/log: cannot open"));
+        let path = full.path().display();
+        assert!(
+            error.starts_with(&format!("{path}: cannot append 5 bytes: ")),
+            "{error}"
+        );
+        let missing = folder.path().join("nowhere/log");
+        let error = format!("{:#}", Appended::open(&missing).unwrap_err());
+        assert!(
+            error.starts_with(&format!("{}: cannot open", missing.display())),
+            "{error}"
+        );
     }
 }

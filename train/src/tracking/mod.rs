@@ -7,13 +7,17 @@
 //! ```
 //!
 //! A number is called as its key in the file, below the file's word: `train/loss`, `train/slot_accuracy/01`,
-//! `validation/acceptance_length`. A tracker that cannot write ends the run with an error that names its file.
+//! `validation/acceptance_length`. A tracker that cannot write ends the run with an error that names its file. One that
+//! ends before the step that a run goes on from, cut short or listed late, first gets the steps between from the two files.
 
 pub mod appended;
 pub mod clock;
 pub mod proto;
 pub mod tensorboard;
 pub mod wandb;
+
+use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::Result;
 use dflash_eval::Report;
@@ -25,6 +29,10 @@ use crate::config_file;
 use crate::metrics::{StepLines, StepRecord, Validation};
 use tensorboard::EventFile;
 use wandb::{From, OfflineRun};
+
+/// The two files of JSON lines in a run's folder.
+const METRICS: &str = "metrics.jsonl";
+const VALIDATIONS: &str = "validation.jsonl";
 
 /// What a step is known by: its number and the names and numbers of what was measured.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -79,6 +87,8 @@ impl Row {
 
 /// Another place for the numbers of a run. Every call has written when it returns.
 pub trait Tracker {
+    /// The last step whose numbers it holds; 0 without any.
+    fn held(&self) -> u64;
     /// Takes what one step measured.
     fn row(&mut self, row: &Row) -> Result<()>;
     /// Takes what stands for the run as a whole, after `row.step` steps.
@@ -102,14 +112,20 @@ pub struct Tracking {
 impl Tracking {
     /// Opens everything for a training that goes on after `step`; what was written about later steps goes.
     pub fn open(config: &RunConfig, step: u64) -> Result<Self> {
-        let run_dir = &config.run_dir;
+        let [metrics, validations] =
+            [METRICS, VALIDATIONS].map(|name| StepLines::open(&config.run_dir.join(name), step));
         Ok(Self {
-            metrics: StepLines::open(&run_dir.join("metrics.jsonl"), step)?,
-            validations: StepLines::open(&run_dir.join("validation.jsonl"), step)?,
-            trackers: trackers(config, From::Step(step))?,
+            metrics: metrics?,
+            validations: validations?,
+            trackers: trackers(config, From::Step(step), step)?,
             row: Row::default(),
             said: None,
         })
+    }
+
+    /// What is to be said of steps up to `step`, the one to go on from, whose numbers are lost.
+    pub fn missing(&self, step: u64) -> Option<String> {
+        self.metrics.missing(step)
     }
 
     /// Writes the line of a step; its numbers wait for [`Self::commit`].
@@ -172,14 +188,15 @@ pub fn evaluation(config: &RunConfig, step: u64, report: &Report) -> Result<()> 
     });
     let mut row = Row::new(step);
     row.add("evaluation", &headlines)?;
-    for mut tracker in trackers(config, From::End)? {
+    for mut tracker in trackers(config, From::End, step)? {
         tracker.summary(&row)?;
         tracker.finish(0)?;
     }
     Ok(())
 }
 
-fn trackers(config: &RunConfig, from: From) -> Result<Vec<Box<dyn Tracker>>> {
+/// Opens the trackers of a run that has made `step` steps; none of them lacks one that the JSON lines have.
+fn trackers(config: &RunConfig, from: From, step: u64) -> Result<Vec<Box<dyn Tracker>>> {
     let mut found: Vec<Box<dyn Tracker>> = Vec::new();
     for name in &config.tracking {
         match name {
@@ -187,9 +204,9 @@ fn trackers(config: &RunConfig, from: From) -> Result<Vec<Box<dyn Tracker>>> {
             TrackerName::Jsonl => {}
             TrackerName::Tensorboard => {
                 let folder = config.run_dir.join("tensorboard");
-                let (after, step) = match from {
-                    From::Step(step) => (Some(step), step),
-                    From::End => (None, 0),
+                let after = match from {
+                    From::Step(after) => Some(after),
+                    From::End => None,
                 };
                 let mut events = EventFile::create(&folder, after)?;
                 if after.is_some() {
@@ -201,7 +218,29 @@ fn trackers(config: &RunConfig, from: From) -> Result<Vec<Box<dyn Tracker>>> {
             TrackerName::Wandb => found.push(Box::new(OfflineRun::open(config, from)?)),
         }
     }
+    fill(&config.run_dir, step, &mut found)?;
     Ok(found)
+}
+
+/// Writes the steps that a tracker lacks at its end, up to `step`, from the JSON lines.
+fn fill(run_dir: &Path, step: u64, trackers: &mut [Box<dyn Tracker>]) -> Result<()> {
+    let held = trackers.iter().map(|tracker| tracker.held()).min();
+    let Some(first) = held.filter(|&held| held < step).map(|held| held + 1) else {
+        return Ok(());
+    };
+    let mut rows = BTreeMap::new();
+    for (name, prefix) in [(METRICS, "train"), (VALIDATIONS, "validation")] {
+        for (at, record) in StepLines::read(&run_dir.join(name), first..=step)? {
+            rows.entry(at).or_insert_with(|| Row::new(at)).add(prefix, &record)?;
+        }
+    }
+    for tracker in trackers {
+        let held = tracker.held();
+        rows.values()
+            .filter(|row| row.step > held)
+            .try_for_each(|row| tracker.row(row))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

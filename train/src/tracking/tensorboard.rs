@@ -8,9 +8,12 @@
 //!
 //! A process that goes on after step s begins its file with a session log START of step s + 1: readers then forget
 //! whatever earlier files hold from s + 1 on, which is why the curve of a resumed run equals an uninterrupted one's.
+//! Where the earlier files end before s, because one was cut or none was written, the START is that of the first step
+//! that they lack, and the steps up to s follow from the JSON lines.
 //! Numbers are f32 there. TFRecord: <https://www.tensorflow.org/tutorials/load_data/tfrecord>; messages:
 //! `tensorboard/compat/proto/{event,summary}.proto` in github.com/tensorflow/tensorboard.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -18,13 +21,17 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use crc::{CRC_32_ISCSI, Crc};
 
-use super::appended::Appended;
+use super::appended::{Appended, make_folder};
 use super::clock;
-use super::proto::Message;
+use super::proto::{self, Message, Value as Wire};
 use super::{Row, Tracker};
 
 /// What precedes the seconds in a file's name; readers look for `tfevents`.
 const NAME: &str = "events.out.tfevents.";
+/// Seconds since 1970 that a name may bear: ten digits, with room behind the latest that a clock is believed to tell
+/// (the year 2255).
+const LATEST_CLOCK: u64 = 9_000_000_000;
+const LATEST_NAME: u64 = 9_900_000_000;
 /// `DT_STRING` of a tensor.
 const DT_STRING: u64 = 7;
 /// `DATA_CLASS_TENSOR` of a summary's metadata.
@@ -38,19 +45,24 @@ static CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 #[derive(Debug)]
 pub struct EventFile {
     file: Appended,
+    /// Last step that readers of the folder find.
+    held: u64,
 }
 
 impl EventFile {
     /// Begins an event file in `folder`. With `after`, a training that goes on after that step: later steps of earlier
-    /// files no longer count.
+    /// files no longer count. Steps up to it that those files lack are still to be written.
     pub fn create(folder: &Path, after: Option<u64>) -> Result<Self> {
-        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+        make_folder(folder)?;
+        let held = last_step(folder)?;
         let mut events = Self {
+            held: after.map_or(held, |after| held.min(after)),
             file: Appended::open(&next_name(folder)?)?,
         };
         events.write(version)?;
-        if let Some(after) = after {
-            events.write(|time| restart(time, after + 1))?;
+        if after.is_some() {
+            let first = events.held.saturating_add(1);
+            events.write(|time| restart(time, first))?;
         }
         Ok(events)
     }
@@ -67,12 +79,17 @@ impl EventFile {
 }
 
 impl Tracker for EventFile {
+    fn held(&self) -> u64 {
+        self.held
+    }
+
     fn row(&mut self, row: &Row) -> Result<()> {
+        self.held = self.held.max(row.step);
         self.write(|time| scalars(time, row))
     }
 
     fn summary(&mut self, row: &Row) -> Result<()> {
-        self.row(row)
+        self.write(|time| scalars(time, row))
     }
 
     /// Event files have no console.
@@ -88,15 +105,70 @@ impl Tracker for EventFile {
 /// A name behind all those in the folder: readers take the files in the order of their names, also where the clock went
 /// back or two processes began in one second.
 fn next_name(folder: &Path) -> Result<PathBuf> {
-    let mut seconds = clock::since_epoch(SystemTime::now()).as_secs();
-    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-        let name = entry?.file_name();
-        let existing = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(NAME)?.split('.').next()?.parse::<u64>().ok());
-        seconds = seconds.max(existing.map_or(0, |existing| existing + 1));
-    }
+    let now = clock::since_epoch(SystemTime::now()).as_secs().min(LATEST_CLOCK);
+    let last = event_files(folder)?.pop_last();
+    let seconds = last.map_or(now, |(seconds, _)| now.max(seconds + 1));
     Ok(folder.join(format!("{NAME}{seconds:010}.dflash")))
+}
+
+/// The event files in `folder` by time and name, which is the order of their names: ten digits each. A time of other
+/// length, or one that no clock tells, is no name of ours: behind it no other would fit.
+fn event_files(folder: &Path) -> Result<BTreeSet<(u64, PathBuf)>> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let digits = name.and_then(|name| name.strip_prefix(NAME)?.split('.').next());
+        let digits = digits.filter(|digits| digits.len() == 10 && digits.bytes().all(|byte| byte.is_ascii_digit()));
+        let seconds = digits.and_then(|digits| digits.parse().ok());
+        if let Some(seconds) = seconds.filter(|&seconds| seconds < LATEST_NAME) {
+            found.insert((seconds, path));
+        }
+    }
+    Ok(found)
+}
+
+/// The last step whose numbers a reader finds in the event files of `folder`; 0 without any.
+fn last_step(folder: &Path) -> Result<u64> {
+    let mut last = 0;
+    for (_, path) in event_files(folder)?.into_iter().filter(|(_, path)| path.is_file()) {
+        let bytes = fs::read(&path).with_context(|| format!("{}: cannot read", path.display()))?;
+        for event in frames(&bytes) {
+            let step = proto::field(event, 2).and_then(Wire::integer).unwrap_or(0);
+            if proto::field(event, 7).is_some() {
+                last = last.min(step.saturating_sub(1));
+            } else if has_numbers(event) {
+                last = last.max(step);
+            }
+        }
+    }
+    Ok(last)
+}
+
+/// Whether an event holds what a step measured; texts and the evaluation bear a step, too.
+fn has_numbers(event: &[u8]) -> bool {
+    let summary = proto::field(event, 5).and_then(Wire::bytes).unwrap_or_default();
+    let first = proto::field(summary, 1).and_then(Wire::bytes).unwrap_or_default();
+    let tag = proto::field(first, 1).and_then(Wire::bytes).unwrap_or_default();
+    [b"train/".as_slice(), b"validation/"]
+        .iter()
+        .any(|prefix| tag.starts_with(prefix))
+}
+
+/// The events of a file up to its end or to the first damage, where readers stop as well.
+fn frames(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (length, after) = rest.split_first_chunk::<8>()?;
+        let (head, after) = after.split_first_chunk::<4>()?;
+        let (data, after) = after.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+        let (foot, after) = after.split_first_chunk::<4>()?;
+        rest = after;
+        let whole = [(&length[..], head), (data, foot)]
+            .iter()
+            .all(|(bytes, written)| masked(CRC.checksum(bytes)) == u32::from_le_bytes(**written));
+        whole.then_some(data)
+    })
+    .fuse()
 }
 
 /// What every file begins with.
@@ -168,11 +240,11 @@ mod tests {
     #[test]
     fn a_later_file_is_named_behind_every_earlier_one() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(format!("{NAME}9000000000.other.host")), "").unwrap();
+        fs::write(folder.path().join(format!("{NAME}8000000000.other.host")), "").unwrap();
         let names: Vec<PathBuf> = (0..3)
             .map(|_| EventFile::create(folder.path(), None).unwrap().file.path().to_owned())
             .collect();
-        let expected = [1, 2, 3].map(|i| folder.path().join(format!("{NAME}900000000{i}.dflash")));
+        let expected = [1, 2, 3].map(|i| folder.path().join(format!("{NAME}800000000{i}.dflash")));
         assert_eq!(names, expected);
     }
 
@@ -203,13 +275,14 @@ mod tests {
         assert_eq!(ours, include_bytes!("../../tests/fixtures/tracking/events.tfevents"));
     }
 
-    #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_disk_ends_the_step_with_an_error() {
+    fn a_failed_write_ends_the_step_with_an_error() {
+        let folder = tempfile::tempdir().unwrap();
         let mut events = EventFile {
-            file: Appended::open(Path::new("/dev/full")).unwrap(),
+            file: Appended::that_fails(folder.path()),
+            held: 0,
         };
         let error = format!("{:#}", events.row(&Row::default()).unwrap_err());
-        assert!(error.starts_with("/dev/full: "), "{error}");
+        assert!(error.contains("read-only: cannot append"), "{error}");
     }
 }

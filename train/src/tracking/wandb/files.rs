@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::Kept;
 use crate::durable::replace_file;
 use crate::provenance;
-use crate::tracking::appended::Appended;
+use crate::tracking::appended::{Appended, make_folder};
 use crate::tracking::{Row, clock};
 
 /// The files that change while the run works.
@@ -23,6 +23,7 @@ pub(super) struct Files {
 impl Files {
     /// Writes `config.yaml`, `wandb-metadata.json` and, from what the log kept, `output.log`.
     pub(super) fn write(folder: &Path, config: &Map<String, Value>, started: Duration, kept: &Kept) -> Result<Self> {
+        make_folder(folder)?;
         replace_file(&folder.join("config.yaml"), yaml(config).as_bytes())?;
         let metadata = serde_json::to_string_pretty(&metadata(started))? + "\n";
         replace_file(&folder.join("wandb-metadata.json"), metadata.as_bytes())?;

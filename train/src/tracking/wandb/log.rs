@@ -65,7 +65,7 @@ pub fn append(out: &mut Vec<u8>, position: &mut usize, record: &[u8]) {
 pub fn records(file: &[u8]) -> Result<Vec<Vec<u8>>> {
     let head = &file[..file.len().min(HEAD.len())];
     ensure!(
-        head == HEAD,
+        HEAD.starts_with(head),
         "expected the head of a W&B log, {HEAD:02x?}, got {head:02x?}"
     );
     let mut found = Vec::new();
@@ -172,6 +172,9 @@ mod tests {
         bytes[HEAD.len() + FRAME + 2] ^= 1;
         let error = records(&bytes).unwrap_err().to_string();
         assert!(error.starts_with("byte 7: expected checksum"), "{error}");
+        for cut in 0..=HEAD.len() {
+            assert!(records(&HEAD[..cut]).unwrap().is_empty(), "cut off within the head");
+        }
         let error = records(b"{\"step\":1}").unwrap_err().to_string();
         assert!(error.contains("head of a W&B log"), "{error}");
     }

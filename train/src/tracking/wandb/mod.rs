@@ -28,7 +28,7 @@ use serde_json::{Map, Value};
 
 use self::files::Files;
 use self::records::{Kind, RunFacts};
-use super::appended::Appended;
+use super::appended::{Appended, make_folder};
 use super::proto::Message;
 use super::{Row, Tracker, clock};
 use crate::config::RunConfig;
@@ -52,6 +52,8 @@ pub struct OfflineRun {
     position: usize,
     /// Records in the log.
     count: u64,
+    /// Last step in the log.
+    held: u64,
     /// Seconds of work of earlier processes.
     earlier: f64,
     opened: Instant,
@@ -62,7 +64,7 @@ impl OfflineRun {
     /// Takes the run of `run_dir` up, or begins it.
     pub fn open(config: &RunConfig, from: From) -> Result<Self> {
         let wandb = config.run_dir.join("wandb");
-        fs::create_dir_all(&wandb).with_context(|| format!("making {}", wandb.display()))?;
+        make_folder(&wandb)?;
         sweep(&wandb)?;
         let folder = match existing(&wandb)? {
             Some(folder) => folder,
@@ -86,6 +88,7 @@ impl OfflineRun {
             log: Appended::open(&path)?,
             position: bytes.len(),
             count,
+            held: kept.step,
             earlier: kept.runtime,
             opened: Instant::now(),
             files,
@@ -110,7 +113,12 @@ impl OfflineRun {
 }
 
 impl Tracker for OfflineRun {
+    fn held(&self) -> u64 {
+        self.held
+    }
+
     fn row(&mut self, row: &Row) -> Result<()> {
+        self.held = row.step;
         let (now, runtime) = (clock::since_epoch(SystemTime::now()), self.runtime());
         self.files.remember(row);
         self.append([records::history(row, now, runtime), records::latest(row, now, runtime)])
@@ -142,7 +150,9 @@ struct Kept {
     records: Vec<Vec<u8>>,
     /// The run's start, since 1970.
     started: Option<Duration>,
-    /// Seconds of work up to the last kept step.
+    /// The last kept step; 0 without any.
+    step: u64,
+    /// Seconds of work up to it.
     runtime: f64,
     /// The latest summary, by name, as JSON.
     summary: BTreeMap<String, String>,
@@ -158,7 +168,7 @@ impl Kept {
         for record in log::records(&bytes)? {
             match records::kind(&record) {
                 Kind::History { step, .. } if matches!(from, From::Step(after) if step > after) => break,
-                Kind::History { runtime, .. } => kept.runtime = runtime,
+                Kind::History { step, runtime } => (kept.step, kept.runtime) = (step, runtime),
                 Kind::Summary(values) => kept.summary.extend(values),
                 Kind::Output(line) => kept.lines.push(line),
                 Kind::Run(started) => {
@@ -169,6 +179,13 @@ impl Kept {
                 Kind::End | Kind::Other => continue,
             }
             kept.records.push(record);
+        }
+        if from == From::Step(0) {
+            // what earlier attempts said belongs to steps that are gone
+            kept = Self {
+                started: kept.started,
+                ..Self::default()
+            };
         }
         Ok(kept)
     }
@@ -318,13 +335,12 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), bytes);
     }
 
-    #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_disk_ends_the_step_with_an_error() {
+    fn a_failed_write_ends_the_step_with_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let mut run = OfflineRun::open(&config(folder.path()), From::Step(0)).unwrap();
-        run.log = Appended::open(Path::new("/dev/full")).unwrap();
+        run.log = Appended::that_fails(folder.path());
         let error = format!("{:#}", run.row(&Row::default()).unwrap_err());
-        assert!(error.starts_with("/dev/full: "), "{error}");
+        assert!(error.contains("read-only: cannot append"), "{error}");
     }
 }

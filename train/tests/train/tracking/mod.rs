@@ -1,5 +1,6 @@
 //! TensorBoard event files and W&B logs hold what the files of JSON lines hold, whatever happens to the process.
 
+mod gaps;
 mod readers;
 
 use std::collections::BTreeMap;
@@ -207,43 +208,6 @@ fn a_run_that_ends_without_an_end_is_readable_up_to_its_last_step() {
     }
 }
 
-/// Tracking is no part of what a resumed run must repeat.
-#[test]
-fn a_tracker_that_is_turned_on_later_has_the_steps_from_then_on() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut first = Trial::new(folder.path(), &[]);
-    first.stop_after = Some(7);
-    let Ending::Stopped(_, checkpoint) = first.run(first.start()).unwrap() else {
-        panic!("expected a stop")
-    };
-    let mut second = trial(folder.path());
-    second.validations.clear();
-    let progress = second.resume(&checkpoint);
-    progress.check_same_run(&second.start().contract, "data").unwrap();
-    done(second.run(progress).unwrap());
-    let mut later = jsonl(folder.path());
-    for curve in later.values_mut() {
-        curve.retain(|&step, _| step > 7);
-    }
-    assert_eq!(event_files(&folder.path().join("tensorboard")).0, as_f32(later.clone()));
-    assert_eq!(
-        lasting(wandb_log(folder.path()).history)["train/loss"],
-        later["train/loss"]
-    );
-}
-
-#[test]
-fn a_place_that_cannot_be_written_is_an_error_that_names_it() {
-    for name in ["tensorboard", "wandb"] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut trial = trial(folder.path());
-        let path = folder.path().join(name);
-        std::fs::write(&path, "a file where a folder is to be").unwrap();
-        let error = format!("{:#}", trial.run(trial.start()).unwrap_err());
-        assert!(error.contains(&path.display().to_string()), "{error}");
-    }
-}
-
 /// The program itself: killed, resumed, evaluated; with a key in its environment that must be nowhere.
 #[cfg(unix)]
 #[test]
@@ -291,6 +255,16 @@ fn the_program_tracks_training_and_evaluation_in_one_run_and_writes_no_key() {
         let found = bytes.windows(KEY.len()).any(|window| window == KEY.as_bytes());
         assert!(!found, "{} holds the key", path.display());
     }
+
+    // lines that someone cut off are not in the file again: it is said, also where progress is quiet
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let cut: String = metrics.split_inclusive('\n').take(3).collect();
+    std::fs::write(run.join("metrics.jsonl"), cut).unwrap();
+    checkpoint::supersede_after(&run, 14).unwrap();
+    let output = command(folder, "run", &["--stage", "train"]).output().unwrap();
+    succeeded(&output);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("metrics.jsonl: steps 4 to 14 are missing"), "{said}");
 }
 
 /// The evaluation adds a point of its own to the event files.
