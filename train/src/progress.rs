@@ -41,11 +41,6 @@ impl Display {
     }
 }
 
-/// Says what has to be known even where no progress is shown.
-pub fn remark(text: &str) {
-    line(text);
-}
-
 /// Progress of one stage.
 pub struct Stage {
     display: Display,

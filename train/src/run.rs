@@ -13,7 +13,7 @@ use crate::failure::Blame;
 pub use crate::failure::Failure;
 use crate::fit::Ending;
 use crate::materials::Materials;
-use crate::progress::{Display, remark};
+use crate::progress::{Display, warn};
 use crate::signals::StopFlag;
 use crate::{
     checkpoint, config_file, evaluation, examples, from_hub, inputs, plan, prepare, provenance, source, training,
@@ -64,7 +64,7 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
     inputs::check(&materials).input()?;
     if args.dry_run || is_fresh(&config, &args.resume).input()? {
         for line in warm_start::check(&materials).input()? {
-            remark(&line);
+            warn(&line);
         }
     }
     if args.dry_run {
