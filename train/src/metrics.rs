@@ -208,7 +208,7 @@ fn text<'b>(path: &Path, bytes: &'b [u8]) -> Result<&'b str> {
     let end = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
     std::str::from_utf8(&bytes[..end]).map_err(|error| {
         let before = &bytes[..error.valid_up_to()];
-        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+        let line = before.split(|&byte| byte == b'\n').count();
         anyhow!("{}: line {line}: expected UTF-8", path.display())
     })
 }
@@ -256,7 +256,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let missing = |steps: &[u64], step| {
-            let lines: String = steps.iter().map(|step| format!("{{\"step\":{step}}}\n")).collect();
+            let lines: Vec<String> = steps.iter().map(|step| format!("{{\"step\":{step}}}\n")).collect();
+            let lines = lines.concat();
             fs::write(&path, lines).unwrap();
             StepLines::open(&path, step).unwrap().missing(step).unwrap_or_default()
         };
