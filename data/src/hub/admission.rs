@@ -12,6 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::upload::{LocalFile, Upload};
+use super::wire::segment;
 use super::{Connection, Wire};
 use crate::files::sha256_of_file;
 
@@ -34,7 +35,7 @@ pub(super) fn admit(connection: &Connection, upload: &Upload<'_>, files: &[&Loca
     let (repository, revision) = (upload.repository, upload.revision.unwrap_or("main"));
     let asked: Vec<Value> = files.iter().map(|file| described(file)).collect::<Result<_>>()?;
     let answer = wire.post(
-        &format!("api/models/{repository}/preupload/{}", escaped(revision)),
+        &format!("api/models/{repository}/preupload/{}", segment(revision)),
         JSON,
         &json!({"files": asked}),
         &format!("preupload to {repository}"),
@@ -104,9 +105,4 @@ fn described(file: &LocalFile) -> Result<Value> {
         .and_then(|opened| opened.take(SAMPLE).read_to_end(&mut sample))
         .with_context(|| file.path.display().to_string())?;
     Ok(json!({"path": file.name, "size": file.size, "sample": STANDARD.encode(sample)}))
-}
-
-/// A revision as one part of an address: its slashes would end the part.
-fn escaped(revision: &str) -> String {
-    revision.replace('/', "%2F")
 }

@@ -3,7 +3,7 @@
 //! What the client would do without a word is asked first: whether a large file would travel inside the commit, whether
 //! somebody else moved the branch, and, after an answer that got lost, whether the commit was made all the same.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use hf_hub::split_id;
 
 use super::admission::admit;
 use super::remote::Remote;
-use super::{Connection, Failure, Hub, Kind, Reference, SCHEME, Transfer, Watch, is_commit, is_repository};
+use super::{Connection, Failure, Hub, Kind, Transfer, Watch, check_revision, is_commit, is_repository};
 
 /// Pauses before the second and third attempt at a commit.
 const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(3)];
@@ -79,13 +79,7 @@ impl Upload<'_> {
             !is_commit(revision),
             "revision {revision}: expected a branch, found a commit, which never changes"
         );
-        let reference = format!("{SCHEME}{repository}@{}", revision.replace('/', "%2F"));
-        let parsed = Reference::parse(Path::new(&reference)).with_context(|| format!("revision {revision:?}"))?;
-        ensure!(
-            parsed.is_some_and(|parsed| parsed.revision.as_deref() == Some(revision)),
-            "revision {revision:?}: expected a branch"
-        );
-        Ok(())
+        check_revision(revision).with_context(|| format!("revision {revision:?}: expected a branch"))
     }
 }
 
@@ -173,7 +167,7 @@ impl Hub {
         watch: Option<Watch>,
     ) -> Result<CommitInfo> {
         // the usual client repeats a commit after 5xx by itself, and could make it twice
-        let once = self.connect_once()?;
+        let once = self.connect_once(Duration::ZERO)?;
         let (owner, name) = split_id(upload.repository);
         let repository = once.client.model(owner, name);
         let watch: Arc<Mutex<Option<Watch>>> = Arc::new(Mutex::new(watch));
