@@ -77,7 +77,8 @@ pub fn git_hash(bytes: &[u8]) -> String {
     hex(&hash.finalize())
 }
 
-fn begun(size: u64) -> Sha1 {
+/// Git's hash of a file of `size` bytes, before the first of them.
+pub(super) fn begun(size: u64) -> Sha1 {
     Sha1::new_with_prefix(format!("blob {size}\0"))
 }
 

@@ -4,6 +4,7 @@
 //! reference   hf://org/name@revision/folder, and the name that goes on record
 //! folder      such a reference -> a folder of the hub's cache
 //! snapshot    files of a commit -> that cache; tree: which there are; intact: whether a file is what its name says
+//! local       a file of this machine as it was checked
 //! upload      files of this machine -> one commit; remote: what is there, admission: what may be sent
 //! wire        requests with an end to waiting and to size
 //! token       where the token is found, and how it is kept out of texts
@@ -13,6 +14,7 @@ mod admission;
 mod failure;
 mod folder;
 pub(crate) mod intact;
+mod local;
 mod reference;
 mod remote;
 pub(crate) mod snapshot;
@@ -34,9 +36,10 @@ pub use admission::INLINE_LIMIT;
 pub use failure::{Failure, Kind};
 pub use folder::{Transfer, Watch, fetch, folder};
 pub use intact::git_hash;
+pub use local::LocalFile;
 pub use reference::{Reference, SCHEME, base_model, cached, check_revision, is_commit, is_repository, on_record};
 pub use token::Token;
-pub use upload::{LocalFile, Upload, Uploaded};
+pub use upload::{Upload, Uploaded};
 use wire::Wire;
 
 /// How the hub is reached.
