@@ -3,23 +3,18 @@
 //! The client asks the same two questions. But when the first is answered with `regular`, or the second with another
 //! transfer than xet, it reads the whole file into memory and writes it into the commit as base64.
 
-use std::fs::File;
-use std::io::Read as _;
-
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use super::upload::{LocalFile, Upload};
+use super::local::LocalFile;
+use super::upload::Upload;
+use super::wire::segment;
 use super::{Connection, Wire};
-use crate::files::sha256_of_file;
 
 /// The most, in bytes, that may travel inside a commit: the hub's own limit for small files.
 pub const INLINE_LIMIT: u64 = 10_000_000;
-
-/// Bytes of a file's beginning by which the hub tells text from data.
-const SAMPLE: u64 = 512;
 
 const JSON: &str = "application/json";
 const LFS_JSON: &str = "application/vnd.git-lfs+json";
@@ -32,9 +27,9 @@ const LFS_JSON: &str = "application/vnd.git-lfs+json";
 pub(super) fn admit(connection: &Connection, upload: &Upload<'_>, files: &[&LocalFile]) -> Result<()> {
     let wire = Wire::new(connection)?;
     let (repository, revision) = (upload.repository, upload.revision.unwrap_or("main"));
-    let asked: Vec<Value> = files.iter().map(|file| described(file)).collect::<Result<_>>()?;
+    let asked: Vec<Value> = files.iter().map(|file| described(file)).collect();
     let answer = wire.post(
-        &format!("api/models/{repository}/preupload/{}", escaped(revision)),
+        &format!("api/models/{repository}/preupload/{}", segment(revision)),
         JSON,
         &json!({"files": asked}),
         &format!("preupload to {repository}"),
@@ -67,8 +62,8 @@ pub(super) fn admit(connection: &Connection, upload: &Upload<'_>, files: &[&Loca
 
 /// Checks that large files go by xet, the one way that the client knows.
 fn check_transfer(wire: &Wire<'_>, repository: &str, revision: &str, large: &[&LocalFile]) -> Result<()> {
-    let object = |file: &&LocalFile| Ok(json!({"oid": sha256_of_file(&file.path)?, "size": file.size}));
-    let objects: Vec<Value> = large.iter().map(object).collect::<Result<_>>()?;
+    let object = |file: &&LocalFile| json!({"oid": file.sha256, "size": file.size});
+    let objects: Vec<Value> = large.iter().map(object).collect();
     let answer = wire.post(
         &format!("{repository}.git/info/lfs/objects/batch"),
         LFS_JSON,
@@ -97,16 +92,6 @@ fn check_transfer(wire: &Wire<'_>, repository: &str, revision: &str, large: &[&L
     Ok(())
 }
 
-fn described(file: &LocalFile) -> Result<Value> {
-    let mut sample = Vec::new();
-    let opened = File::open(&file.path);
-    opened
-        .and_then(|opened| opened.take(SAMPLE).read_to_end(&mut sample))
-        .with_context(|| file.path.display().to_string())?;
-    Ok(json!({"path": file.name, "size": file.size, "sample": STANDARD.encode(sample)}))
-}
-
-/// A revision as one part of an address: its slashes would end the part.
-fn escaped(revision: &str) -> String {
-    revision.replace('/', "%2F")
+fn described(file: &LocalFile) -> Value {
+    json!({"path": file.name, "size": file.size, "sample": STANDARD.encode(&file.sample)})
 }

@@ -20,6 +20,12 @@ pub enum Kind {
     NotCached,
     /// No answer came: not reached, or interrupted.
     Unanswered,
+    /// Nothing came for as long as we wait.
+    Silent,
+    /// An answer, but none that the hub would give.
+    NoHub,
+    /// Files of this machine.
+    Local,
     /// 401, or a gate that was not passed.
     NoAccess,
     /// 403.
@@ -48,6 +54,11 @@ impl Kind {
             500.. => Self::Server,
             _ => Self::Other,
         }
+    }
+
+    /// Whether it leaves open what the hub did.
+    pub fn leaves_open(self) -> bool {
+        self.passes() || matches!(self, Self::Silent | Self::NoHub | Self::Conflict)
     }
 
     /// Whether the same request may well succeed a little later.
@@ -81,6 +92,12 @@ impl Connection {
                  cache {} holds, and a path a local copy",
                 self.cache.display()
             ),
+            Kind::Silent => format!(
+                "{endpoint} sent nothing for {} s, or has not come to an end (HF_HUB_DOWNLOAD_TIMEOUT sets the seconds)",
+                self.patience.as_secs()
+            ),
+            Kind::NoHub => format!("{endpoint} answered what the hub would not (HF_ENDPOINT?)"),
+            Kind::Local => "on this machine".to_owned(),
             Kind::NoAccess | Kind::Forbidden if gated => format!(
                 "it is gated: accept its conditions on {endpoint}, then set HF_TOKEN to a token of that account (sent: {token})"
             ),
@@ -100,13 +117,28 @@ impl Connection {
         }
     }
 
-    /// `text` without the token.
-    pub(super) fn redacted(&self, text: &str) -> String {
+    /// `text` without the token, and without what a terminal would obey: a server may say anything.
+    pub(crate) fn redacted(&self, text: &str) -> String {
+        let text = plain(text);
         match &self.token {
-            Some(token) => token.redacted(text),
-            None => text.to_owned(),
+            Some(token) => token.redacted(&text),
+            None => text,
         }
     }
+}
+
+/// `text` with a mark in place of every character that moves a cursor, colours, or turns the direction of writing.
+fn plain(text: &str) -> String {
+    let obeyed = |c: char| {
+        c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars()
+        .map(|c| match c {
+            '\n' | '\r' | '\t' => ' ',
+            c if obeyed(c) => '\u{fffd}',
+            c => c,
+        })
+        .collect()
 }
 
 impl std::fmt::Display for Failure {
@@ -120,7 +152,11 @@ impl std::error::Error for Failure {}
 fn kind(error: &HFError) -> Kind {
     match error {
         HFError::LocalEntryNotFound { .. } => Kind::NotCached,
+        HFError::Request { source, .. } if source.is_timeout() => Kind::Silent,
+        HFError::Request { source, .. } if source.is_decode() => Kind::NoHub,
         HFError::Request { .. } | HFError::Xet { .. } => Kind::Unanswered,
+        HFError::MalformedResponse { .. } | HFError::Json(_) => Kind::NoHub,
+        HFError::Io(_) | HFError::CacheLockTimeout { .. } => Kind::Local,
         HFError::AuthRequired { .. } => Kind::NoAccess,
         HFError::Forbidden { .. } => Kind::Forbidden,
         HFError::RepoNotFound { .. } | HFError::RevisionNotFound { .. } | HFError::EntryNotFound { .. } => {
@@ -152,4 +188,15 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_marked() {
+        let text = plain("a\u{1b}[31mred\u{7}\n\u{9b}2J\u{202e}b é");
+        assert_eq!(text, "a\u{fffd}[31mred\u{fffd} \u{fffd}2J\u{fffd}b é");
+    }
 }

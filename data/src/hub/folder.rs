@@ -8,14 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
-use hf_hub::progress::{DownloadEvent, ProgressEvent, ProgressHandler};
-use hf_hub::repository::RepoTreeEntry;
-use hf_hub::split_id;
 use serde_json::Value;
 
 use super::reference::Reference;
-use super::{Connection, Hub, intact};
-use crate::recipes::listed;
+use super::snapshot::{Asked, SMALL, Snapshot, held};
+use super::{Hub, intact};
+use crate::recipes::{listed, matches};
 
 /// Names, in the folder itself, of what a model is read from.
 const WANTED: [&str; 13] = [
@@ -34,9 +32,6 @@ const WANTED: [&str; 13] = [
     "vocab.json",
     "merges.txt",
 ];
-
-/// Larger files are compared with their hash when they are fetched, smaller ones whenever they are used.
-const SMALL: u64 = 16 << 20;
 
 /// How far a transfer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,50 +79,48 @@ impl Hub {
     /// or, offline, the cache holds it not at all or in part.
     pub fn locate(&self, reference: &Reference, watch: Option<Watch>) -> Result<PathBuf> {
         let connection = self.connect()?;
-        let (owner, name) = split_id(&reference.repository);
-        let repository = connection.client.model(owner, name);
-        let revision = reference.revision.as_deref().unwrap_or("main");
-        let (allowed, ignored) = patterns(reference.inner.as_deref());
-        let blobs = connection.cache.join(format!("models--{owner}--{name}")).join("blobs");
-        let before = names_in(&blobs);
-        let request = repository
-            .snapshot_download()
-            .revision(revision)
-            .allow_patterns(allowed)
-            .ignore_patterns(ignored)
-            .local_files_only(self.is_offline());
-        let watch = watch.map(|watch| hf_hub::progress::Progress::new(Downloads::new(watch)));
-        let snapshot = request
-            .maybe_progress(watch)
-            .send()
-            .map_err(|error| connection.failure(&error, &reference.to_string()))?;
-        let place = match &reference.inner {
-            Some(inner) => snapshot.join(inner),
-            None => snapshot.clone(),
+        let subject = reference.to_string();
+        let asked = Asked {
+            kind: "models",
+            repository: &reference.repository,
+            revision: reference.revision.as_deref().unwrap_or("main"),
+            subject: &subject,
         };
-        check_blobs(&place, &before)?;
-        if let Err(missing) = whole(&place) {
-            if self.is_offline() {
-                bail!(
-                    "{reference}: {} holds only a part of it, and HF_HUB_OFFLINE forbids to fetch the rest: {missing:#}",
+        let inner = reference.inner.as_deref();
+        if self.is_offline() {
+            let (_, folder) = held(&connection, asked)?;
+            let place = inner.map_or_else(|| folder.clone(), |inner| folder.join(inner));
+            check_links(&place)?;
+            whole(&place).with_context(|| {
+                format!(
+                    "{reference}: {} holds only a part of it, and HF_HUB_OFFLINE forbids to fetch the rest",
                     connection.cache.display()
-                );
-            }
-            let commit = snapshot.file_name().and_then(|name| name.to_str()).unwrap_or(revision);
-            let there = files_at(&connection, reference, commit)?;
-            bail!("{reference} at commit {commit}: {missing:#}; found {}", listed(&there));
+                )
+            })?;
+            return Ok(place);
+        }
+        let snapshot = Snapshot::ask(&connection, asked)?;
+        let there = snapshot.paths();
+        let paths: Vec<String> = there.iter().filter(|path| wanted(inner, path)).cloned().collect();
+        let folder = snapshot.fetch(&paths, watch.as_ref())?;
+        let place = inner.map_or_else(|| folder.clone(), |inner| folder.join(inner));
+        check_links(&place)?;
+        if let Err(missing) = whole(&place) {
+            let found = connection.redacted(&listed(&there));
+            bail!("{reference} at commit {}: {missing:#}; found {found}", snapshot.commit);
         }
         Ok(place)
     }
 }
 
-/// What to fetch for a folder, or a file, and what not.
-fn patterns(inner: Option<&str>) -> (Vec<String>, Vec<String>) {
-    let prefix = inner.map_or_else(String::new, |inner| format!("{inner}/"));
-    let mut allowed: Vec<String> = WANTED.iter().map(|name| format!("{prefix}{name}")).collect();
-    allowed.extend(inner.map(str::to_owned));
-    // an asterisk matches slashes, too: without this the folders below would come along
-    (allowed, vec![format!("{prefix}*/*")])
+/// Whether a file is fetched for a folder: what a model is read from, without the folders below; or it is named itself.
+fn wanted(inner: Option<&str>, path: &str) -> bool {
+    let below = match inner {
+        Some(inner) => path.strip_prefix(inner).and_then(|rest| rest.strip_prefix('/')),
+        None => Some(path),
+    };
+    let named = |name: &str| !name.contains('/') && WANTED.iter().any(|pattern| matches(pattern, name));
+    inner == Some(path) || below.is_some_and(named)
 }
 
 fn names_in(folder: &Path) -> Vec<PathBuf> {
@@ -138,28 +131,21 @@ fn names_in(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Checks what was fetched just now, and small files in any case. One that is damaged and new is removed: the next call
-/// fetches it again.
-fn check_blobs(place: &Path, before: &[PathBuf]) -> Result<()> {
+/// Checks that everything that a reader would find is a file of the cache, and small ones once more against their hash:
+/// other tools fetch into the same cache.
+fn check_links(place: &Path) -> Result<()> {
     let files = if place.is_dir() {
         names_in(place).iter().map(|name| place.join(name)).collect()
     } else {
         vec![place.to_owned()]
     };
     for path in files.into_iter().filter(|path| path.is_file()) {
-        let blob = std::fs::read_link(&path).ok();
-        let name = blob.as_ref().and_then(|blob| blob.file_name()).map(PathBuf::from);
-        let fresh = name.is_some_and(|name| !before.contains(&name));
         let size = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
-        if !fresh && size > SMALL {
-            continue;
+        if size <= SMALL {
+            intact::check(&path)?;
+        } else {
+            intact::named(&path)?;
         }
-        let checked = intact::check(&path);
-        if let (Err(_), true, Ok(blob)) = (&checked, fresh, path.canonicalize()) {
-            // the error that follows is the one to report
-            let _ = std::fs::remove_file(blob).and_then(|()| std::fs::remove_file(&path));
-        }
-        checked?;
     }
     Ok(())
 }
@@ -185,61 +171,4 @@ fn whole(place: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Paths of the files in the folder that a reference means, at a commit; all of the model's if there is none.
-fn files_at(connection: &Connection, reference: &Reference, commit: &str) -> Result<Vec<String>> {
-    let (owner, name) = split_id(&reference.repository);
-    let repository = connection.client.model(owner, name);
-    let entries = repository
-        .list_tree()
-        .revision(commit)
-        .recursive(true)
-        .send()
-        .map_err(|error| connection.failure(&error, &reference.to_string()))?;
-    let files = entries.into_iter().filter_map(|entry| match entry {
-        RepoTreeEntry::File { path, .. } => Some(path),
-        RepoTreeEntry::Directory { .. } => None,
-    });
-    Ok(files.collect())
-}
-
-/// Adds up what the client tells of single files.
-struct Downloads {
-    watch: Watch,
-    state: Mutex<(u64, BTreeMap<String, u64>)>,
-}
-
-impl Downloads {
-    fn new(watch: Watch) -> Self {
-        Self {
-            watch,
-            state: Mutex::new((0, BTreeMap::new())),
-        }
-    }
-}
-
-impl ProgressHandler for Downloads {
-    fn on_progress(&self, event: &ProgressEvent) {
-        let ProgressEvent::Download(event) = event else { return };
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match event {
-            // single files of a snapshot start once more, with their own sizes
-            DownloadEvent::Start { total_bytes, .. } => state.0 = state.0.max(*total_bytes),
-            DownloadEvent::Progress { files } => {
-                for file in files {
-                    state.1.insert(file.filename.clone(), file.bytes_completed);
-                }
-            }
-            _ => return,
-        }
-        let done: u64 = state.1.values().sum();
-        let total = state.0;
-        if total > 0 {
-            (self.watch)(Transfer {
-                done: done.min(total),
-                total,
-            });
-        }
-    }
 }

@@ -3,26 +3,31 @@
 //! ```text
 //! reference   hf://org/name@revision/folder, and the name that goes on record
 //! folder      such a reference -> a folder of the hub's cache
+//! snapshot    files of a commit -> that cache; tree: which there are; intact: whether a file is what its name says
+//! local       a file of this machine as it was checked
 //! upload      files of this machine -> one commit; remote: what is there, admission: what may be sent
-//! wire        requests that the client has no call for
+//! wire        requests with an end to waiting and to size
 //! token       where the token is found, and how it is kept out of texts
-//! intact      whether a cached file is what its name says
 //! ```
 
 mod admission;
 mod failure;
 mod folder;
 pub(crate) mod intact;
+mod local;
 mod reference;
 mod remote;
+pub(crate) mod snapshot;
 #[cfg(test)]
 mod tests;
 mod token;
+mod tree;
 mod upload;
 mod wire;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use hf_hub::{HFClient, HFClientSync};
@@ -31,9 +36,10 @@ pub use admission::INLINE_LIMIT;
 pub use failure::{Failure, Kind};
 pub use folder::{Transfer, Watch, fetch, folder};
 pub use intact::git_hash;
-pub use reference::{Reference, SCHEME, base_model, cached, is_commit, is_repository, on_record};
+pub use local::LocalFile;
+pub use reference::{Reference, SCHEME, base_model, cached, check_revision, is_commit, is_repository, on_record};
 pub use token::Token;
-pub use upload::{LocalFile, Upload, Uploaded};
+pub use upload::{Upload, Uploaded};
 use wire::Wire;
 
 /// How the hub is reached.
@@ -44,7 +50,11 @@ pub struct Hub {
     cache: Option<PathBuf>,
     revision: Option<String>,
     offline: bool,
+    patience: Option<Duration>,
 }
+
+/// How long nothing may come before a connection is given up.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client of the hub and what it was set up with.
 pub struct Connection {
@@ -56,16 +66,22 @@ pub struct Connection {
     pub cache: PathBuf,
     /// The token, if there is one.
     pub token: Option<Token>,
+    /// How long it waits for a byte.
+    pub patience: Duration,
 }
 
 impl Hub {
     /// The hub as the environment sets it up: `HF_ENDPOINT`, `HF_TOKEN` or the token that its own tools stored, the
     /// cache in `HF_HUB_CACHE` or below `HF_HOME`, and the cache alone when `HF_HUB_OFFLINE` is 1, true, yes or on.
+    /// A connection on which nothing comes is given up after `HF_HUB_DOWNLOAD_TIMEOUT` seconds, 60 if it is not set.
     pub fn from_env() -> Self {
-        // the other variables are read by the client, this one is not
+        // the other variables are read by the client, these are not
+        let seconds = std::env::var("HF_HUB_DOWNLOAD_TIMEOUT").ok();
+        let seconds = seconds.and_then(|seconds| seconds.trim().parse::<u64>().ok());
         let offline = std::env::var("HF_HUB_OFFLINE").unwrap_or_default();
         Self {
             offline: ["1", "true", "yes", "on"].contains(&offline.to_ascii_lowercase().as_str()),
+            patience: seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs),
             ..Self::default()
         }
     }
@@ -98,6 +114,13 @@ impl Hub {
         self
     }
 
+    /// Another time than 60 s that nothing may come on a connection.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
+        self
+    }
+
     /// Whether only the cache is asked.
     #[must_use]
     pub fn offline(mut self, offline: bool) -> Self {
@@ -125,20 +148,27 @@ impl Hub {
     /// # Errors
     /// When the address or the token cannot be used.
     pub fn connect(&self) -> Result<Connection> {
-        self.connect_with(None)
+        self.connect_with(None, Duration::ZERO)
     }
 
-    /// Sets up a client that sends every request once: for what must not happen twice.
+    /// Sets up a client that sends every request once: for what must not happen twice. It waits `more` than usual for an
+    /// answer, since the time that a request takes to be sent counts, too.
     ///
     /// # Errors
     /// As [`Self::connect`].
-    pub fn connect_once(&self) -> Result<Connection> {
-        self.connect_with(Some(0))
+    pub fn connect_once(&self, more: Duration) -> Result<Connection> {
+        self.connect_with(Some(0), more)
     }
 
-    fn connect_with(&self, retries: Option<usize>) -> Result<Connection> {
+    fn connect_with(&self, retries: Option<usize>, more: Duration) -> Result<Connection> {
         let token = self.token();
-        let mut client = HFClient::builder();
+        let patience = self.patience.unwrap_or(PATIENCE);
+        let address = self.endpoint.clone().or_else(|| std::env::var("HF_ENDPOINT").ok());
+        ensure!(
+            address.is_none_or(|address| address.starts_with("http://") || address.starts_with("https://")),
+            "HF_ENDPOINT: expected http:// or https://"
+        );
+        let mut client = HFClient::builder().client(wire::client(patience + more)?);
         if let Some(endpoint) = &self.endpoint {
             client = client.endpoint(endpoint);
         }
@@ -172,6 +202,7 @@ impl Hub {
             endpoint,
             cache,
             token,
+            patience,
         })
     }
 }

@@ -2,19 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, bail, ensure};
-use hf_hub::repository::{ModelInfo, RepoTreeEntry, RepoTypeModel};
-use hf_hub::{HFRepositorySync, split_id};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
 
-use super::upload::{LocalFile, Upload};
-use super::{Connection, Failure, Kind, git_hash};
-use crate::files::sha256_of_file;
+use super::local::LocalFile;
+use super::tree::{Entry, files_of};
+use super::upload::Upload;
+use super::wire::{Wire, segment};
+use super::{Connection, Failure, Kind, is_commit};
 use crate::recipes::listed;
+
+const JSON: &str = "application/json";
 
 /// A model that exists.
 pub(super) struct Remote<'r> {
     connection: &'r Connection,
-    repository: HFRepositorySync<RepoTypeModel>,
+    wire: Wire<'r>,
     name: &'r str,
     revision: &'r str,
 }
@@ -23,38 +26,25 @@ pub(super) struct Remote<'r> {
 pub(super) struct State {
     /// The commit; none in a model without any.
     pub(super) head: Option<String>,
-    files: BTreeMap<String, Held>,
-}
-
-/// How a file is held there.
-enum Held {
-    /// In git, under this hash of it.
-    Small(String),
-    /// Outside; git has a pointer to it, under this hash of the pointer.
-    Large(String),
+    files: BTreeMap<String, Entry>,
 }
 
 impl State {
-    /// Whether the file there is the one here; one that cannot be read here is not.
+    /// Whether the file there is the one here, as it was checked.
     pub(super) fn has(&self, file: &LocalFile) -> bool {
-        match self.files.get(&file.name) {
-            None => false,
-            Some(Held::Small(hash)) => std::fs::read(&file.path).is_ok_and(|bytes| git_hash(&bytes) == *hash),
-            // the listing has the file's own hash, too, but under a name that the client does not read
-            Some(Held::Large(hash)) => {
-                sha256_of_file(&file.path).is_ok_and(|found| git_hash(pointer(&found, file.size).as_bytes()) == *hash)
-            }
-        }
+        self.files.get(&file.name).is_some_and(|entry| {
+            let here = if entry.is_large() { &file.sha256 } else { &file.git };
+            entry.hash == *here
+        })
     }
 }
 
 impl<'r> Remote<'r> {
     /// The model, made if it is not there, which is the second value, and its branch, likewise.
     pub(super) fn open(connection: &'r Connection, upload: &Upload<'r>) -> Result<(Self, bool)> {
-        let (owner, name) = split_id(upload.repository);
         let remote = Self {
             connection,
-            repository: connection.client.model(owner, name),
+            wire: Wire::new(connection)?,
             name: upload.repository,
             revision: upload.revision.unwrap_or("main"),
         };
@@ -65,37 +55,52 @@ impl<'r> Remote<'r> {
             Err(failure) => return Err(failure.into()),
         };
         ensure!(
-            !upload.private || created || info.private == Some(true),
+            !upload.private || created || info["private"] == true,
             "--private: {} exists already, and the hub does not call it private: make it so there, or push without",
             remote.address()
         );
-        remote.ensure_branch()?;
+        let branch = remote.ensure_branch();
+        if created {
+            branch.with_context(|| new_and_empty(upload.repository))?;
+        } else {
+            branch?;
+        }
         Ok((remote, created))
     }
 
-    fn info(&self, revision: Option<&str>) -> Result<ModelInfo, Failure> {
-        let asked = self
-            .repository
-            .info()
-            .maybe_revision(revision.map(str::to_owned))
-            .send();
-        asked.map_err(|error| self.connection.failure(&error, &format!("push to {}", self.name)))
+    fn info(&self, revision: Option<&str>) -> Result<Value, Failure> {
+        let mut route = format!("api/models/{}", self.name);
+        if let Some(revision) = revision {
+            route = format!("{route}/revision/{}", segment(revision));
+        }
+        let subject = format!("push to {}", self.name);
+        let answer = self.wire.get(&route, &subject)?;
+        if answer.is_object() {
+            return Ok(answer);
+        }
+        let cause = format!("GET /{route}: expected an object");
+        Err(self.connection.worded(Kind::NoHub, false, &subject, &cause))
     }
 
-    fn create(&self, private: bool) -> Result<(ModelInfo, bool)> {
-        let request = self.connection.client.create_repository();
-        let asked = request
-            .repo_id(self.name)
-            .repo_type(RepoTypeModel)
-            .private(private)
-            .send();
-        let created = match asked.map_err(|error| self.connection.failure(&error, &format!("create {}", self.name))) {
+    fn create(&self, private: bool) -> Result<(Value, bool)> {
+        let (owner, name) = self.name.split_once('/').context("expected a repository, org/name")?;
+        let body = json!({"name": name, "organization": owner, "type": "model", "private": private});
+        let asked = self
+            .wire
+            .post("api/repos/create", JSON, &body, &format!("create {}", self.name));
+        let created = match asked {
             Ok(_) => true,
             // somebody was faster, or the answer to a first attempt got lost
             Err(failure) if failure.kind == Kind::Conflict => false,
             Err(failure) => return Err(failure.into()),
         };
-        Ok((self.info(None)?, created))
+        let info = self.info(None);
+        let info = if created {
+            info.with_context(|| new_and_empty(self.name))?
+        } else {
+            info?
+        };
+        Ok((info, created))
     }
 
     fn ensure_branch(&self) -> Result<()> {
@@ -106,10 +111,11 @@ impl<'r> Remote<'r> {
                 Ok(())
             }
             Err(failure) if failure.kind == Kind::NotFound => {
-                let asked = self.repository.create_branch().branch(self.revision).send();
+                let route = format!("api/models/{}/branch/{}", self.name, segment(self.revision));
                 let subject = format!("create branch {} of {}", self.revision, self.name);
-                match asked.map_err(|error| self.connection.failure(&error, &subject)) {
-                    Err(failure) if failure.kind != Kind::Conflict => Err(failure.into()),
+                match self.wire.post(&route, JSON, &json!({}), &subject) {
+                    // the real one may answer without a body
+                    Err(failure) if !matches!(failure.kind, Kind::Conflict | Kind::NoHub) => Err(failure.into()),
                     _ => Ok(()),
                 }
             }
@@ -120,22 +126,21 @@ impl<'r> Remote<'r> {
     /// The branch as it is now.
     pub(super) fn state(&self) -> Result<State> {
         let head = match self.info(Some(self.revision)) {
-            Ok(info) => info.sha,
+            Ok(info) => info["sha"].as_str().map(str::to_owned),
             Err(failure) if failure.kind == Kind::NotFound => None,
             Err(failure) => return Err(failure.into()),
         };
         let mut files = BTreeMap::new();
         if let Some(head) = &head {
-            let request = self.repository.list_tree().revision(head).recursive(true);
-            let entries = request
-                .send()
-                .map_err(|error| self.connection.failure(&error, &format!("files of {}", self.name)))?;
-            for entry in entries {
-                let RepoTreeEntry::File { oid, path, lfs, .. } = entry else {
-                    continue;
-                };
-                let held = if lfs.is_some() { Held::Large } else { Held::Small };
-                files.insert(path, held(oid));
+            ensure!(
+                is_commit(head),
+                "push to {}: expected a commit as the branch's sha, got {head:?}",
+                self.name
+            );
+            let place = format!("models/{}", self.name);
+            let subject = format!("files of {}", self.name);
+            for entry in files_of(&self.wire, self.connection, &place, head, &subject)? {
+                files.insert(entry.path.clone(), entry);
             }
         }
         Ok(State { head, files })
@@ -174,20 +179,6 @@ impl<'r> Remote<'r> {
     }
 }
 
-/// What git holds in place of a large file.
-fn pointer(sha256: &str, size: u64) -> String {
-    format!("version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_pointer_is_the_one_of_the_specification() {
-        // the example of git-lfs's docs/spec.md, and what `git hash-object --stdin` says of it
-        let sha256 = "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393";
-        let hash = git_hash(pointer(sha256, 12345).as_bytes());
-        assert_eq!(hash, "60c8d8ab2adcf57a391163a7eeb0cdb8bf348e44");
-    }
+fn new_and_empty(name: &str) -> String {
+    format!("push to {name}, which is new and still empty")
 }

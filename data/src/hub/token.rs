@@ -63,6 +63,11 @@ impl Token {
         bytes.windows(secret.len()).any(|window| window == secret)
     }
 
+    /// Its bytes, in number.
+    pub fn length(&self) -> usize {
+        self.secret.len()
+    }
+
     /// The token itself, for the one place that sends it.
     pub(super) fn secret(&self) -> &str {
         &self.secret

@@ -3,33 +3,25 @@
 //! What the client would do without a word is asked first: whether a large file would travel inside the commit, whether
 //! somebody else moved the branch, and, after an answer that got lost, whether the commit was made all the same.
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use hf_hub::progress::{Progress, ProgressEvent, ProgressHandler, UploadEvent};
-use hf_hub::repository::{CommitInfo, CommitOperation};
+use hf_hub::repository::CommitInfo;
 use hf_hub::split_id;
 
 use super::admission::admit;
+use super::local::LocalFile;
 use super::remote::Remote;
-use super::{Connection, Failure, Hub, Kind, Reference, SCHEME, Transfer, Watch, is_commit, is_repository};
+use super::{Connection, Failure, Hub, Kind, Transfer, Watch, check_revision, is_commit, is_repository};
 
 /// Pauses before the second and third attempt at a commit.
 const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(3)];
 
-/// One file to send.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LocalFile {
-    /// Its name in the repository, without folders.
-    pub name: String,
-    /// Where it lies, links resolved.
-    pub path: PathBuf,
-    /// Bytes.
-    pub size: u64,
-}
+/// The slowest that a commit with its small files may leave, in bytes a second: the client counts that time as silence.
+const SLOWEST: u64 = 32 << 10;
 
 /// What to send where.
 #[derive(Debug, Clone)]
@@ -79,13 +71,7 @@ impl Upload<'_> {
             !is_commit(revision),
             "revision {revision}: expected a branch, found a commit, which never changes"
         );
-        let reference = format!("{SCHEME}{repository}@{}", revision.replace('/', "%2F"));
-        let parsed = Reference::parse(Path::new(&reference)).with_context(|| format!("revision {revision:?}"))?;
-        ensure!(
-            parsed.is_some_and(|parsed| parsed.revision.as_deref() == Some(revision)),
-            "revision {revision:?}: expected a branch"
-        );
-        Ok(())
+        check_revision(revision).with_context(|| format!("revision {revision:?}: expected a branch"))
     }
 }
 
@@ -153,6 +139,9 @@ impl Hub {
             return Ok(uploaded);
         }
         admit(connection, upload, &changed)?;
+        for file in upload.files {
+            file.check_unchanged()?;
+        }
         let made = self.commit(connection, remote, upload, state.head.as_deref(), &changed, watch)?;
         uploaded.commit.clone_from(&made.commit_oid);
         uploaded.url = match (made.pr_url, made.commit_url) {
@@ -173,16 +162,20 @@ impl Hub {
         watch: Option<Watch>,
     ) -> Result<CommitInfo> {
         // the usual client repeats a commit after 5xx by itself, and could make it twice
-        let once = self.connect_once()?;
+        let inline: u64 = changed
+            .iter()
+            .filter_map(|file| file.bytes())
+            .map(|bytes| bytes.len() as u64)
+            .sum();
+        // a third more as base64
+        let once = self.connect_once(Duration::from_secs(inline * 4 / 3 / SLOWEST))?;
         let (owner, name) = split_id(upload.repository);
         let repository = once.client.model(owner, name);
         let watch: Arc<Mutex<Option<Watch>>> = Arc::new(Mutex::new(watch));
         let mut pauses = PAUSES.iter();
         loop {
             let asked = Arc::new(AtomicBool::new(false));
-            let operations = changed
-                .iter()
-                .map(|file| CommitOperation::add_file(&file.name, &file.path));
+            let operations = changed.iter().map(|file| file.added());
             let progress = Progress::new(Uploads {
                 watch: Arc::clone(&watch),
                 asked: Arc::clone(&asked),
@@ -198,10 +191,16 @@ impl Hub {
                 .progress(progress)
                 .send();
             let failure = match outcome {
-                Ok(made) => return Ok(made),
+                Ok(made) if told(&made, upload.create_pr) => return Ok(made),
+                Ok(_) => connection.worded(
+                    Kind::NoHub,
+                    false,
+                    &format!("commit to {}", upload.repository),
+                    "it does not name the commit that it made",
+                ),
                 Err(error) => connection.failure(&error, &format!("commit to {}", upload.repository)),
             };
-            if !(failure.kind.passes() || failure.kind == Kind::Conflict) {
+            if !failure.kind.leaves_open() {
                 return Err(failure.into());
             }
             if asked.load(Ordering::SeqCst)
@@ -209,7 +208,8 @@ impl Hub {
             {
                 return Ok(made);
             }
-            let Some(pause) = pauses.next() else {
+            let pause = pauses.next().filter(|_| failure.kind.passes());
+            let Some(pause) = pause else {
                 return Err(failure).context("nothing was committed");
             };
             std::thread::sleep(*pause);
@@ -224,7 +224,8 @@ fn after(
     head: Option<&str>,
     failure: &Failure,
 ) -> Result<Option<CommitInfo>> {
-    if upload.create_pr && matches!(failure.kind, Kind::Unanswered | Kind::Server) {
+    let refused = matches!(failure.kind, Kind::Conflict | Kind::Limited);
+    if upload.create_pr && !refused {
         // a proposal leaves no trace in the branch
         bail!(
             "{failure}. Whether the proposal was made is not known: see {}/discussions before pushing again",
@@ -245,10 +246,19 @@ fn after(
         }));
     }
     ensure!(
-        state.head.as_deref() == head && failure.kind != Kind::Conflict,
+        state.head.as_deref() == head,
         "{failure}. The branch has moved meanwhile: push again"
     );
     Ok(None)
+}
+
+/// Whether an answer names what was made.
+fn told(made: &CommitInfo, proposed: bool) -> bool {
+    if proposed {
+        made.pr_url.is_some()
+    } else {
+        made.commit_oid.as_deref().is_some_and(is_commit)
+    }
 }
 
 /// Passes the client's events on, and remembers whether the commit itself was asked for.

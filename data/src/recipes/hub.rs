@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use hf_hub::repository::RepoTreeEntry;
-use hf_hub::{HFRepositorySync, RepoTypeDataset, split_id};
 
 use super::rows::{complete, files_below, first_match, listed};
+use crate::hub::snapshot::{Asked, Snapshot, held};
 use crate::hub::{Hub, intact};
 
 /// Files of one commit.
@@ -26,62 +25,49 @@ pub(super) struct Fetched {
 /// in the cache says. Offline also when the cache does not hold the data set.
 pub(super) fn fetch(hub: &Hub, dataset: &str, patterns: &[&str]) -> Result<Fetched> {
     let connection = hub.connect()?;
-    let (owner, name) = split_id(dataset);
-    let repository = connection.client.dataset(owner, name);
+    let subject = format!("data set {dataset}");
     let revision = hub.revision();
-    let snapshot = repository
-        .snapshot_download()
-        .revision(revision)
-        .allow_patterns(patterns.iter().map(|&pattern| pattern.to_owned()).collect::<Vec<_>>())
-        .local_files_only(hub.is_offline())
-        .send()
-        .map_err(|error| connection.failure(&error, &format!("data set {dataset}")))?;
-    let commit = snapshot
-        .file_name()
-        .and_then(|name| name.to_str())
-        .with_context(|| format!("{}: expected a folder named by a commit", snapshot.display()))?
-        .to_owned();
-    let place = || format!("{dataset} at {revision} ({commit})");
-    let here = if snapshot.is_dir() {
-        files_below(&snapshot)?
-    } else {
-        Vec::new()
+    let asked = Asked {
+        kind: "datasets",
+        repository: dataset,
+        revision,
+        subject: &subject,
     };
-    let found = first_match(patterns, &here);
+    let online = if hub.is_offline() {
+        None
+    } else {
+        Some(Snapshot::ask(&connection, asked)?)
+    };
+    let (commit, there, cached) = match &online {
+        Some(snapshot) => (snapshot.commit.clone(), snapshot.paths(), None),
+        None => {
+            let (commit, folder) = held(&connection, asked)?;
+            (commit, files_below(&folder)?, Some(folder))
+        }
+    };
+    let place = || format!("{dataset} at {revision} ({commit})");
+    let found: Vec<String> = first_match(patterns, &there).into_iter().map(str::to_owned).collect();
     if found.is_empty() {
-        let there = if hub.is_offline() {
-            here
-        } else {
-            all_files(&repository, &commit).with_context(place)?
-        };
         bail!(
             "{}: expected {}, found {}",
             place(),
             patterns.join(" or "),
-            listed(&there)
+            connection.redacted(&listed(&there))
         );
     }
-    complete(&found).with_context(place)?;
+    complete(&found.iter().map(String::as_str).collect::<Vec<_>>()).with_context(place)?;
+    let folder = match (&online, cached) {
+        (Some(snapshot), _) => snapshot.fetch(&found, None)?,
+        (None, folder) => folder.unwrap_or_default(),
+    };
     let mut files = Vec::new();
     for file in found {
-        let path = snapshot.join(file);
+        let path = folder.join(&file);
         intact::check(&path)?;
-        files.push((file.to_owned(), path));
+        files.push((file, path));
     }
     Ok(Fetched {
         files,
         revision: commit,
     })
-}
-
-/// Paths of all files of a commit.
-fn all_files(repository: &HFRepositorySync<RepoTypeDataset>, commit: &str) -> Result<Vec<String>> {
-    let entries = repository.list_tree().revision(commit).recursive(true).send()?;
-    Ok(entries
-        .into_iter()
-        .filter_map(|entry| match entry {
-            RepoTreeEntry::File { path, .. } => Some(path),
-            RepoTreeEntry::Directory { .. } => None,
-        })
-        .collect())
 }

@@ -26,7 +26,7 @@ mod tests;
 mod wording;
 
 pub use crate::hub::Hub;
-pub(crate) use rows::listed;
+pub(crate) use rows::{listed, matches};
 pub use selection::{Order, Selection};
 pub use set::{Facts, PromptRow, PromptSet, SourceFile, load_conversations};
 

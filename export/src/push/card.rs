@@ -44,7 +44,7 @@ impl Values {
             Self::Many(values) => values,
         };
         ensure!(
-            values.iter().any(|value| !value.is_empty()),
+            values.iter().any(|value| !value.trim().is_empty()),
             "{key}: missing. Write it there, or make the folder with dflash-export hf{hint}"
         );
         Ok(values)
@@ -85,7 +85,8 @@ pub fn check(card: &str, repository: &str) -> Result<Vec<String>> {
 
 /// Reads the lines between the first two `---`.
 fn head(card: &str) -> Result<Head> {
-    let mut lines = card.lines();
+    // a mark of the encoding, which editors of some systems write
+    let mut lines = card.trim_start_matches('\u{feff}').lines();
     ensure!(
         lines.next().map(str::trim_end) == Some("---"),
         "expected a YAML head: a first line of three dashes"
@@ -118,7 +119,9 @@ mod tests {
             "license: 'mit'\nbase_model:\n  - org/target\ntags: [vllm, \"dflash\"]",
             "# ours\nlicense: mit # really\nmodel-index:\n- name: x\n  results: []\nbase_model: org/target\ntags:\n  - dflash",
         ] {
-            let notes = check(&format!("---\n{head}\n---\n# org/drafter\n"), "org/drafter").unwrap();
+            let card = format!("---\n{head}\n---\n# org/drafter\n");
+            assert!(check(&format!("\u{feff}{card}"), "org/drafter").is_ok(), "{head}");
+            let notes = check(&card, "org/drafter").unwrap();
             assert_eq!(
                 notes,
                 ["README.md: no table of acceptance with its definition"],
@@ -154,6 +157,12 @@ mod tests {
             ),
             ("---\nlicense: mit\nlicense: mit\n---\n", "license"),
             ("---\nlicense: \"mit\n---\n", "YAML head"),
+            ("---\nlicense: mit\nx: [1,\n---\n", "YAML head"),
+            ("---\nlicense: mit\n- item\n---\n", "YAML head"),
+            (
+                "---\nlicense: ' '\nbase_model: a/b\ntags: [dflash]\n---\n",
+                "license: missing",
+            ),
             ("---\n\tlicense: mit\n---\n", "a tab"),
         ] {
             assert!(refusal(card).contains(words), "{card:?}: {}", refusal(card));

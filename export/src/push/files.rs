@@ -30,8 +30,11 @@ const ALLOWED: [&str; 16] = [
     "*.gguf",
 ];
 
-/// Bytes of a file's beginning that are searched for the token: all of a text, the header of weights.
+/// Bytes of the beginning of weights that are searched for the token: their header. Other files are searched whole.
 const SEARCHED: u64 = 16 << 20;
+
+/// Bytes that are searched at once.
+const BLOCK: usize = 1 << 20;
 
 /// A folder's entries, told apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,11 +68,7 @@ pub fn select(folder: &Path, config: &Value) -> Result<Selected> {
             left_out.push(name + "/");
             continue;
         }
-        files.push(LocalFile {
-            name,
-            path: real,
-            size: metadata.len(),
-        });
+        files.push(LocalFile::read(&name, &real)?);
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
     left_out.sort();
@@ -82,14 +81,12 @@ pub fn select(folder: &Path, config: &Value) -> Result<Selected> {
 /// Naming the file, or when one cannot be read.
 pub fn check_secret(files: &[LocalFile], token: &Token) -> Result<()> {
     for file in files {
-        let mut beginning = Vec::new();
-        let opened = File::open(&file.path).with_context(|| file.path.display().to_string())?;
-        opened
-            .take(SEARCHED)
-            .read_to_end(&mut beginning)
-            .with_context(|| file.path.display().to_string())?;
+        let found = match file.bytes() {
+            Some(bytes) => token.occurs_in(bytes),
+            None => occurs(file, token).with_context(|| file.path.display().to_string())?,
+        };
         ensure!(
-            !token.occurs_in(&beginning),
+            !found,
             "{}: holds the token from {}; nothing was sent",
             file.name,
             token.origin()
@@ -98,10 +95,32 @@ pub fn check_secret(files: &[LocalFile], token: &Token) -> Result<()> {
     Ok(())
 }
 
+/// Whether the token stands in a large file.
+fn occurs(file: &LocalFile, token: &Token) -> std::io::Result<bool> {
+    let most = if is_weights(&file.name) { SEARCHED } else { u64::MAX };
+    let mut opened = File::open(&file.path)?.take(most);
+    let mut window: Vec<u8> = Vec::new();
+    loop {
+        // the token may stand across two blocks
+        let kept = window.len().min(token.length());
+        window.drain(..window.len() - kept);
+        let count = opened.by_ref().take(BLOCK as u64).read_to_end(&mut window)?;
+        if token.occurs_in(&window) {
+            return Ok(true);
+        }
+        if count == 0 {
+            return Ok(false);
+        }
+    }
+}
+
+fn is_weights(name: &str) -> bool {
+    [".safetensors", ".gguf"].iter().any(|end| name.ends_with(end))
+}
+
 /// How the hub will most likely take a file, by its size and its usual list of names; it is asked before anything is sent.
 pub fn way(file: &LocalFile) -> &'static str {
-    let weights = [".safetensors", ".gguf"].iter().any(|end| file.name.ends_with(end));
-    if weights || file.size > INLINE_LIMIT {
+    if is_weights(&file.name) || file.size > INLINE_LIMIT {
         "as a large file (LFS)"
     } else {
         "in the commit"

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use dflash_data::hub::{Hub, Upload, Uploaded, Watch};
+use dflash_data::hub::{Hub, SCHEME, Upload, Uploaded, Watch};
 use dflash_eval::console::{self, Failure};
 use dflash_eval::folder::{drafter_in, settle};
 use dflash_eval::progress::transfer;
@@ -47,6 +47,9 @@ pub struct Push {
     quiet: bool,
 }
 
+/// The longest model card, in bytes.
+const LONGEST_CARD: u64 = 1_000_000;
+
 /// A folder that may be pushed.
 struct Checked {
     folder: PathBuf,
@@ -62,6 +65,12 @@ impl Push {
     /// # Errors
     /// When the hub does not have it.
     pub fn fetch(&mut self) -> Result<()> {
+        let named = self.folder.to_string_lossy();
+        ensure!(
+            !(self.dry_run && named.starts_with(SCHEME)),
+            "FOLDER: {}: --dry-run contacts nobody, and a folder of the hub may have to be fetched: name one of this machine",
+            named.escape_debug()
+        );
         settle("FOLDER", &mut self.folder, self.quiet)
     }
 
@@ -105,10 +114,11 @@ impl Push {
     fn check(&self, hub: &Hub) -> Result<Checked> {
         ensure!(self.folder.is_dir(), "{}: no such folder", self.folder.display());
         let folder = drafter_in(&self.folder)?;
+        // read first: what is checked below is compared with it once more before it is sent
+        let selected = select(&folder, &formats::config_value(&folder)?)?;
         let method = check_drafter(&folder)?;
         let path = folder.join("README.md");
-        let card = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let selected = select(&folder, &formats::config_value(&folder)?)?;
+        let card = card_of(&selected).with_context(|| path.display().to_string())?;
         if let Some(token) = hub.token() {
             check_secret(&selected.files, &token)?;
         }
@@ -141,6 +151,19 @@ impl Push {
         }
         text
     }
+}
+
+/// The card, as it will be sent.
+fn card_of(selected: &Selected) -> Result<String> {
+    let file = selected.files.iter().find(|file| file.name == "README.md");
+    let file = file.context("there is none: expected a model card")?;
+    ensure!(
+        file.size <= LONGEST_CARD,
+        "{} bytes: a model card has at most {LONGEST_CARD}",
+        file.size
+    );
+    let bytes = file.bytes().unwrap_or_default().to_vec();
+    String::from_utf8(bytes).context("expected text in UTF-8")
 }
 
 /// Reads the drafter whole, as whoever downloads it will; returns its method.

@@ -1,10 +1,15 @@
 //! Folders of models from the hub as a server on this machine plays it.
 
+mod hostile;
+
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
 
 use super::{Hub, Reference, git_hash, on_record};
 use crate::files::sha256_hex;
@@ -26,6 +31,10 @@ struct Store {
     /// Status and `x-error-code` of every answer.
     refuse: Option<(u16, &'static str)>,
     asked: Vec<String>,
+    /// What the hub says of a commit's files instead of the truth.
+    listing: Option<Value>,
+    /// The `ETag` of every file instead of its hash.
+    etag: Option<String>,
 }
 
 /// A hub with the one model `org/name`.
@@ -109,24 +118,33 @@ fn reply(store: &Store, request: &str) -> Option<(String, Vec<u8>)> {
     let json = "content-type: application/json\r\n".to_owned();
     let (method, path) = request.split_once(' ')?;
     if let Some(revision) = path.strip_prefix("/api/models/org/name/revision/") {
-        let commit = store.branches.get(revision)?;
+        let known = store.commits.get_key_value(revision).map(|(commit, _)| commit);
+        let commit = store.branches.get(revision).or(known)?;
         return Some((json, format!(r#"{{"id": "org/name", "sha": "{commit}"}}"#).into_bytes()));
     }
     if let Some(commit) = path.strip_prefix("/api/models/org/name/tree/") {
-        let entry = |(path, body): (&String, &Vec<u8>)| serde_json::json!({"type": "file", "oid": "0", "size": body.len(), "path": path});
+        if let Some(listing) = &store.listing {
+            return Some((json, listing.to_string().into_bytes()));
+        }
+        let entry = |(path, body): (&String, &Vec<u8>)| listed(path, body);
         let entries: Vec<_> = store.commits.get(commit)?.iter().map(entry).collect();
         return Some((json, serde_json::Value::from(entries).to_string().into_bytes()));
     }
     let (commit, file) = path.strip_prefix("/org/name/resolve/")?.split_once('/')?;
     let body = store.commits.get(commit)?.get(file)?;
-    let etag = if file.ends_with(".safetensors") {
-        sha256_hex(body)
-    } else {
-        git_hash(body)
-    };
+    let etag = store.etag.clone().unwrap_or_else(|| git_hash(body));
     let wrong = store.wrong.get(file).filter(|_| method == "GET");
     let headers = format!("etag: \"{etag}\"\r\nx-repo-commit: {commit}\r\n");
     Some((headers, wrong.unwrap_or(body).clone()))
+}
+
+/// A file as the hub lists it: weights as large ones.
+fn listed(path: &str, body: &[u8]) -> Value {
+    let mut entry = json!({"type": "file", "oid": git_hash(body), "size": body.len(), "path": path});
+    if path.ends_with(".safetensors") {
+        entry["lfs"] = json!({"oid": sha256_hex(body), "size": body.len(), "pointerSize": 134});
+    }
+    entry
 }
 
 fn locate(hub: &Hub, text: &str) -> anyhow::Result<PathBuf> {
@@ -137,6 +155,19 @@ fn refusal(hub: &Hub, text: &str) -> String {
     let error = format!("{:#}", locate(hub, text).unwrap_err());
     assert!(!error.contains("secret"), "the token stands in: {error}");
     error
+}
+
+fn store_body(stub: &Stub, name: &str) -> usize {
+    stub.store.lock().unwrap().commits[FIRST][name].len()
+}
+
+/// Files of the cache that have their final name.
+fn finished(cache: &Path) -> Vec<PathBuf> {
+    let blobs = fs::read_dir(cache.join("models--org--name/blobs"))
+        .into_iter()
+        .flatten();
+    let paths = blobs.map(|blob| blob.unwrap().path());
+    paths.filter(|path| path.extension().is_none()).collect()
 }
 
 fn model() -> Vec<(&'static str, &'static [u8])> {
@@ -269,13 +300,27 @@ fn a_body_that_is_not_the_file_is_refused_and_not_kept() {
         let page = b"<html>try later</html>".to_vec();
         stub.store.lock().unwrap().wrong.insert(name.to_owned(), page);
         let error = refusal(&hub, "hf://org/name");
+        assert!(error.contains("damaged") && error.contains(name), "{error}");
+        // as long as the file, and another
+        let body = store_body(&stub, name);
+        stub.store
+            .lock()
+            .unwrap()
+            .wrong
+            .insert(name.to_owned(), vec![b'x'; body]);
+        let error = refusal(&hub, "hf://org/name");
         assert!(
             error.contains("damaged") && error.contains(name) && error.contains(kind),
             "{error}"
         );
+        assert!(
+            finished(cache.path())
+                .iter()
+                .all(|blob| fs::read(blob).unwrap()[0] != b'x')
+        );
         stub.store.lock().unwrap().wrong.clear();
         let folder = locate(&hub, "hf://org/name").unwrap();
-        assert!(std::fs::read(folder.join(name)).unwrap() != b"<html>try later</html>");
+        assert_eq!(std::fs::read(folder.join(name)).unwrap().len(), body);
         std::fs::remove_dir_all(cache.path().join("models--org--name")).unwrap();
     }
 }

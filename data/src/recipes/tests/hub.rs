@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::Result;
 
 use crate::files::sha256_hex;
+use crate::hub::git_hash;
 use crate::parquet_file::tests::{Leaf, write};
 use crate::recipes::Hub;
 use crate::recipes::hub::{Fetched, fetch};
@@ -26,8 +27,8 @@ struct Stub {
 }
 
 impl Stub {
-    /// `files`: path, and the body that a download gives.
-    fn of(files: &[(&str, &str, &[u8])]) -> Self {
+    /// `files`: path, the body that the listing is of, and the one that a download gives.
+    fn of(files: &[(&str, &[u8], &[u8])]) -> Self {
         let mut answers = HashMap::new();
         let json = "content-type: application/json\r\n";
         let dataset = "/api/datasets/openai/gsm8k";
@@ -39,7 +40,10 @@ impl Stub {
         );
         let entries: Vec<_> = files
             .iter()
-            .map(|(path, _, body)| serde_json::json!({"type": "file", "oid": "0", "size": body.len(), "path": path}))
+            .map(|(path, told, _)| {
+                let lfs = serde_json::json!({"oid": sha256_hex(told), "size": told.len()});
+                serde_json::json!({"type": "file", "oid": git_hash(told), "lfs": lfs, "size": told.len(), "path": path})
+            })
             .collect();
         let listing = serde_json::Value::from(entries).to_string();
         add(
@@ -47,11 +51,9 @@ impl Stub {
             json.to_owned(),
             listing.as_bytes(),
         );
-        for (path, etag, body) in files {
-            let headers = format!("etag: \"{etag}\"\r\nx-repo-commit: {COMMIT}\r\n");
+        for (path, _, body) in files {
             let url = format!("/datasets/openai/gsm8k/resolve/{COMMIT}/{path}");
-            add(format!("HEAD {url}"), headers.clone(), body);
-            add(format!("GET {url}"), headers, body);
+            add(format!("GET {url}"), "etag: \"/tmp/evil\"\r\n".to_owned(), body);
         }
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
@@ -113,8 +115,8 @@ fn error_of(fetched: Result<Fetched>) -> String {
 fn files_of_a_commit_are_fetched_once_with_the_token_and_then_come_from_the_cache() {
     let cache = tempfile::tempdir().unwrap();
     let stub = Stub::of(&[
-        (FILE, &sha256_hex(ROWS.as_bytes()), ROWS.as_bytes()),
-        ("main/train.jsonl", "1", b"{}"),
+        (FILE, ROWS.as_bytes(), ROWS.as_bytes()),
+        ("main/train.jsonl", b"{}", b"{}"),
     ]);
     let hub = stub.hub(cache.path());
     for downloads in [1, 1] {
@@ -153,7 +155,7 @@ fn a_recipe_from_the_hub_records_the_commit() {
     write(&path, schema, parquet::basic::Compression::UNCOMPRESSED, &[group]);
     let bytes = std::fs::read(&path).unwrap();
     let name = "main/test-00000-of-00001.parquet";
-    let stub = Stub::of(&[(name, &sha256_hex(&bytes), &bytes)]);
+    let stub = Stub::of(&[(name, &bytes, &bytes)]);
     let recipe = Recipe::by_name("gsm8k").unwrap();
     let set = load(recipe, &Source::Hub(stub.hub(cache.path())), &Selection::default()).unwrap();
     assert_eq!((set.prompts.len(), set.facts.revision.as_deref()), (1, Some(COMMIT)));
@@ -167,8 +169,8 @@ fn a_recipe_from_the_hub_records_the_commit() {
 fn what_the_data_set_does_not_have_is_named_with_what_it_has() {
     let cache = tempfile::tempdir().unwrap();
     let stub = Stub::of(&[
-        ("README.md", "1", b"x"),
-        ("main/test-00000-of-00002.jsonl", "2", ROWS.as_bytes()),
+        ("README.md", b"x", b"x"),
+        ("main/test-00000-of-00002.jsonl", ROWS.as_bytes(), ROWS.as_bytes()),
     ]);
     let error = error_of(fetch(&stub.hub(cache.path()), "openai/gsm8k", &["main/train-*.jsonl"]));
     assert!(
@@ -190,7 +192,7 @@ fn what_the_data_set_does_not_have_is_named_with_what_it_has() {
 #[test]
 fn a_body_that_is_not_the_file_is_refused() {
     let cache = tempfile::tempdir().unwrap();
-    let stub = Stub::of(&[(FILE, &sha256_hex(ROWS.as_bytes()), b"<html>try later</html>")]);
+    let stub = Stub::of(&[(FILE, ROWS.as_bytes(), b"<html>try later</html>")]);
     let error = error_of(fetch(&stub.hub(cache.path()), "openai/gsm8k", PATTERNS));
     assert!(error.contains("damaged") && error.contains(FILE), "{error}");
 }

@@ -1,6 +1,7 @@
 //! `push` and `hf://` against a hub on this machine: what is sent, what is refused, and what happens when a wire breaks.
 
 mod faults;
+mod hostile;
 mod push;
 mod references;
 mod stub;

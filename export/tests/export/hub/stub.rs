@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use base64::Engine as _;
@@ -46,6 +47,20 @@ pub(crate) enum Fault {
     Lost,
     /// Done, and this status all the same.
     Done(u16),
+    /// Nothing done, and this as an answer.
+    Says(&'static str),
+    /// Done, and this as an answer.
+    DoneSays(&'static str),
+    /// Nothing done and nothing said for a minute.
+    Silent,
+}
+
+/// Another content of a file here, written when a request's line contains `route`.
+#[derive(Debug, Clone)]
+pub(crate) struct Change {
+    pub(crate) route: &'static str,
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// A request as it came.
@@ -67,6 +82,8 @@ pub(crate) struct State {
     pub(crate) large_from: Option<u64>,
     /// How large files travel.
     pub(crate) transfer: &'static str,
+    /// What happens to a file here meanwhile, once.
+    pub(crate) change: Option<Change>,
     /// Whether the token that it gives is refused.
     pub(crate) no_access: bool,
     made: u64,
@@ -207,6 +224,11 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, address: &str) {
         let request = Request { line, headers, body };
         let mut state = state.lock().unwrap();
         state.requests.push(request.clone());
+        let line = &request.line;
+        if let Some(change) = state.change.take_if(|change| line.contains(change.route)) {
+            std::fs::write(change.path, change.bytes).unwrap();
+        }
+        let said = |body: &str| (200, String::new(), body.as_bytes().to_vec());
         let (status, headers, body) = match fault {
             Some(Fault::Status(status)) => refusal(status, ""),
             Some(Fault::Lost) => {
@@ -217,6 +239,16 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, address: &str) {
             Some(Fault::Done(status)) => {
                 route(&mut state, &request, address);
                 refusal(status, "")
+            }
+            Some(Fault::Says(body)) => said(body),
+            Some(Fault::DoneSays(body)) => {
+                route(&mut state, &request, address);
+                said(body)
+            }
+            Some(Fault::Silent) => {
+                drop(state);
+                std::thread::sleep(std::time::Duration::from_secs(60));
+                return;
             }
             _ => route(&mut state, &request, address),
         };
