@@ -66,7 +66,7 @@ pub fn fetch(path: &Path, watch: impl FnOnce() -> Option<Watch>) -> Result<PathB
     if let Some(known) = found.get(path) {
         return Ok(known.clone());
     }
-    let folder = Hub::from_env().locate(&reference, watch())?;
+    let folder = Hub::from_env().locate(&reference, watch().as_ref())?;
     found.insert(path.to_owned(), folder.clone());
     Ok(folder)
 }
@@ -77,7 +77,7 @@ impl Hub {
     /// # Errors
     /// When the hub cannot be reached or refuses, the reference names no model there, a file is not what its hash says,
     /// or, offline, the cache holds it not at all or in part.
-    pub fn locate(&self, reference: &Reference, watch: Option<Watch>) -> Result<PathBuf> {
+    pub fn locate(&self, reference: &Reference, watch: Option<&Watch>) -> Result<PathBuf> {
         let connection = self.connect()?;
         let subject = reference.to_string();
         let asked = Asked {
@@ -102,7 +102,7 @@ impl Hub {
         let snapshot = Snapshot::ask(&connection, asked)?;
         let there = snapshot.paths();
         let paths: Vec<String> = there.iter().filter(|path| wanted(inner, path)).cloned().collect();
-        let folder = snapshot.fetch(&paths, watch.as_ref())?;
+        let folder = snapshot.fetch(&paths, watch)?;
         let place = inner.map_or_else(|| folder.clone(), |inner| folder.join(inner));
         check_links(&place)?;
         if let Err(missing) = whole(&place) {

@@ -216,6 +216,7 @@ impl fmt::Debug for Hub {
             .field("cache", &self.cache)
             .field("revision", &self.revision)
             .field("offline", &self.offline)
+            .field("patience", &self.patience)
             .finish()
     }
 }

@@ -148,7 +148,7 @@ pub fn is_commit(revision: &str) -> bool {
 /// Naming it.
 pub fn check_revision(revision: &str) -> Result<()> {
     let barred = |c: char| c.is_whitespace() || c.is_control() || "~^:?*[\\%".contains(c);
-    let part = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock");
+    let part = |part: &str| !part.is_empty() && !part.starts_with('.') && !has_end(part, "lock");
     ensure!(
         revision.len() <= 255
             && !revision.contains(barred)
@@ -174,8 +174,13 @@ fn is_name(text: &str) -> bool {
         && !text.ends_with(edge)
         && !text.contains("--")
         && !text.contains("..")
-        && !text.ends_with(".git")
-        && !text.ends_with(".ipynb")
+        && !has_end(text, "git")
+        && !has_end(text, "ipynb")
+}
+
+/// Whether the last dot of a text is followed by `end`, as it stands.
+fn has_end(text: &str, end: &str) -> bool {
+    text.rsplit_once('.').is_some_and(|(_, found)| found == end)
 }
 
 /// The revision that `text` begins with, and what follows it.

@@ -67,7 +67,7 @@ pub(super) fn client(patience: Duration) -> Result<reqwest::Client> {
         .connect_timeout(CONNECT)
         .read_timeout(patience)
         // which takes the token out of a request that goes to another host
-        .redirect(Policy::custom(|attempt| follow(attempt)))
+        .redirect(Policy::custom(follow))
         .build()
         .context("cannot set up a client")
 }

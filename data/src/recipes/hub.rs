@@ -38,12 +38,11 @@ pub(super) fn fetch(hub: &Hub, dataset: &str, patterns: &[&str]) -> Result<Fetch
     } else {
         Some(Snapshot::ask(&connection, asked)?)
     };
-    let (commit, there, cached) = match &online {
-        Some(snapshot) => (snapshot.commit.clone(), snapshot.paths(), None),
-        None => {
-            let (commit, folder) = held(&connection, asked)?;
-            (commit, files_below(&folder)?, Some(folder))
-        }
+    let (commit, there, cached) = if let Some(snapshot) = &online {
+        (snapshot.commit.clone(), snapshot.paths(), None)
+    } else {
+        let (commit, folder) = held(&connection, asked)?;
+        (commit, files_below(&folder)?, Some(folder))
     };
     let place = || format!("{dataset} at {revision} ({commit})");
     let found: Vec<String> = first_match(patterns, &there).into_iter().map(str::to_owned).collect();

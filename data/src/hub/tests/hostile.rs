@@ -71,7 +71,7 @@ fn no_name_comes_from_a_header_and_none_from_a_listing_unless_it_is_a_hash() {
         assert!(error.contains("expected a commit"), "{error}");
     }
     let _ = fs::remove_dir_all(&cache);
-    assert_eq!(everything(root.path()), [outside.clone()]);
+    assert_eq!(everything(root.path()), std::slice::from_ref(&outside));
     assert_eq!(fs::read(outside).unwrap(), b"private");
 }
 
@@ -229,7 +229,8 @@ fn an_answer_without_end_is_cut_off() {
             return;
         }
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n[");
-        while stream.write_all(&[b' '; 1 << 16]).is_ok() {}
+        let blanks = vec![b' '; 1 << 16];
+        while stream.write_all(&blanks).is_ok() {}
     };
     let error = refusal(
         &Hub::default().at(&server(endless)).cached_in(cache.path()),
