@@ -42,6 +42,7 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
     let layers = resolve_taps(&config, target, init)?;
     let section = &mut config.drafter;
 
+    let given = section.algorithm.is_some();
     let algorithm = *section.algorithm.get_or_insert(match init {
         // a plain warm start keeps the family; the upgrade is asked for by name
         Some(init) if init.conv.is_none() && init.selector.is_none() => Algorithm::Dflash,
@@ -70,7 +71,7 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
         let (conv, selector) = resolve_dflash2(section, init);
         (Some(conv), Some(selector))
     } else {
-        refuse_dflash2_keys(&config)?;
+        refuse_dflash2_keys(&config, given)?;
         (None, None)
     };
     let has_codebooks = init.is_some_and(|init| init.selector.is_some());
@@ -251,7 +252,8 @@ fn resolve_dflash2(section: &mut DrafterSection, init: Option<&DrafterConfig>) -
     )
 }
 
-fn refuse_dflash2_keys(config: &RunConfig) -> Result<()> {
+/// Refuses keys of DFlash 2 in the run of a DFlash; `said`: the run file itself says that it is one.
+fn refuse_dflash2_keys(config: &RunConfig, said: bool) -> Result<()> {
     let section = &config.drafter;
     let given = [
         ("conv_kernel", section.conv_kernel.is_some()),
@@ -261,6 +263,11 @@ fn refuse_dflash2_keys(config: &RunConfig) -> Result<()> {
         ("codebooks", section.codebooks.is_some()),
     ];
     if let Some((key, _)) = given.iter().find(|(_, given)| *given) {
+        ensure!(
+            said,
+            "drafter.{key}: only for a DFlash 2, and drafter.init_from is a DFlash; drafter.algorithm = \"dflash2\" makes one \
+             of it"
+        );
         bail!("drafter.{key}: only for algorithm \"dflash2\", but algorithm is \"dflash\"");
     }
     Ok(())

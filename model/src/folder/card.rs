@@ -197,7 +197,7 @@ impl ModelCard {
              vllm serve {base} --speculative-config {}\n\n\
              python -m sglang.launch_server --model-path {base} --speculative-algorithm DFLASH \\\n    \
              --speculative-draft-model-path {name} --speculative-num-draft-tokens {}\n```\n\n\
-             llama.cpp (after its converter): `--spec-type draft-dflash --spec-draft-n-max {}`. MAX: \
+             llama.cpp (after `dflash-export gguf`): `--spec-type draft-dflash --spec-draft-n-max {}`. MAX: \
              `num_speculative_tokens` {}.\n",
             shell(&speculative.to_string()),
             counts.sglang,

@@ -244,7 +244,10 @@ pub fn check_destination(dir: &Path, existing: Existing) -> Result<bool> {
         return Ok(false);
     }
     if existing == Existing::Refuse {
-        bail!("{}: the folder is not empty", dir.display())
+        bail!(
+            "{}: the folder is not empty; a drafter there is replaced when that is asked for (--force)",
+            dir.display()
+        )
     }
     entries.sort();
     if let Some(other) = entries.iter().find(|entry| !FILES.contains(&entry.as_str())) {

@@ -156,6 +156,7 @@ fn a_warm_start_keeps_what_the_folder_says() {
 
     assert!(refusal(&["taps.layers=[1]"], Some(&init)).contains("--allow taps"));
     assert!(refusal(&["drafter.mask_token_id=6"], Some(&init)).contains("--allow mask"));
+    assert!(refusal(&["drafter.selector_rank=8"], Some(&init)).contains("drafter.algorithm = \"dflash2\""));
     assert!(refusal(&["drafter.rope_theta=6"], Some(&init)).contains("--allow rope"));
     assert!(refusal(&["drafter.allow=[\"mask\"]"], None).contains("drafter.allow: only with drafter.init_from"));
     assert!(refusal(&["drafter.layers=4"], Some(&init)).contains("drafter.layers"));
