@@ -36,6 +36,7 @@ pub use batch::{Batch, pack, plan_epoch};
 pub use capture::{CaptureConfig, DEFAULT_SHARD_BYTES, capture, check_layers, estimate_bytes};
 pub use conversation::{Conversation, Finish, Message, read_conversations, read_jsonl};
 pub use manifest::Identity;
+pub use python::civil_date;
 pub use rng::Stream;
 pub use source::{Sample, TapSource};
 pub use stops::stop_ids;

@@ -189,8 +189,9 @@ fn write_string(text: &mut String, string: &str, ensure_ascii: bool) {
     text.push('"');
 }
 
-/// Gregorian date of a day count since 1970-01-01, by whole 400-year eras that begin on 1 March of year 0.
-fn civil_date(days: u64) -> (u64, u64, u64) {
+/// Gregorian date (year, month, day) of a day count since 1970-01-01, by whole 400-year eras that begin on 1 March of
+/// year 0.
+pub fn civil_date(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let era = shifted / 146_097;
     let day_of_era = shifted % 146_097;

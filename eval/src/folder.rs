@@ -81,7 +81,8 @@ pub fn local(option: &str, path: &Path) -> Result<()> {
 /// the one that the drafter names, where that one lies on this machine.
 pub fn sizes_for(drafter: &Path, target: &TargetInfo) -> TargetInfo {
     let mut sizes = target.clone();
-    if let Some(named) = named_info(drafter) {
+    // one that is broken says nothing of the target at hand
+    if let Ok(Some(named)) = named_info(drafter) {
         sizes.num_layers = named.num_layers;
     }
     sizes
@@ -89,13 +90,21 @@ pub fn sizes_for(drafter: &Path, target: &TargetInfo) -> TargetInfo {
 
 /// Whether a drafter names its target, and that one lies on this machine.
 pub fn names_its_target(drafter: &Path) -> bool {
-    named_info(drafter).is_some()
+    named_info(drafter).is_ok_and(|named| named.is_some())
 }
 
-fn named_info(drafter: &Path) -> Option<TargetInfo> {
-    let named = PathBuf::from(formats::named_target(drafter)?);
-    let config = named.is_dir().then(|| TargetConfig::read(&named))?;
-    Some(config.ok()?.info)
+/// Sizes of the target that a drafter names, where that one lies on this machine.
+///
+/// # Errors
+/// When its configuration cannot be read.
+pub fn named_info(drafter: &Path) -> Result<Option<TargetInfo>> {
+    let named = formats::named_target(drafter).map(PathBuf::from);
+    let Some(named) = named.filter(|named| named.is_dir()) else {
+        return Ok(None);
+    };
+    let config = TargetConfig::read(&named)
+        .with_context(|| format!("{} names {} as its target", drafter.display(), named.display()))?;
+    Ok(Some(config.info))
 }
 
 /// The drafter that a path stands for: a run folder for its `final`, everything else for itself.

@@ -4,15 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use candle_core::DType;
 use clap::{Args, Parser, Subcommand};
 use dflash_eval::console::{self, Failure, Precision, Switch, at_least_one, exit_code};
 use dflash_eval::evaluate::{Options, evaluate};
 use dflash_eval::folder::{drafter_in, settle};
-use dflash_eval::load::{Loaded, PromptSource, Request, Selection, Thinking, load};
+use dflash_eval::load::{Loaded, PromptSource, Request, Selection, Thinking, load, load_target};
 use dflash_eval::progress::Display;
 use dflash_eval::report::{Report, prepare_output, write_json};
-use dflash_model::{Target, device, target};
 use serde::Serialize;
 
 use crate::convert::{Conversion, Hf, Speculators};
@@ -219,7 +217,8 @@ fn run_verify(folder: &Path, common: &Common, decode: Option<Decode<'_>>, json: 
     }
     let (copy, acceptance) = match decode {
         None => {
-            let target = load_target(common).map_err(Failure::Input)?;
+            let bf16 = common.dtype == Precision::Bf16;
+            let target = load_target(&common.target, &common.device, bf16).map_err(Failure::Input)?;
             (compare_copy(folder, target.as_ref()).map_err(Failure::Run)?, None)
         }
         Some(decode) => {
@@ -330,15 +329,6 @@ fn load_all(folder: &Path, common: &Common, prompts: &Path, limit: usize) -> Res
         prompts.display()
     );
     Ok(loaded)
-}
-
-fn load_target(common: &Common) -> Result<Box<dyn Target>> {
-    let device = device::by_name(&common.device).context("--device")?;
-    let dtype = match common.dtype {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
-    };
-    target::load(&common.target, &device, dtype).with_context(|| format!("--target {}", common.target.display()))
 }
 
 /// Prints a finding as JSON or as its table.

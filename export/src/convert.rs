@@ -8,11 +8,11 @@ use clap::{Args, ValueEnum};
 use dflash_data::hub::{base_model, cached, is_repository, on_record};
 use dflash_data::target_hash;
 use dflash_eval::console::Failure;
-use dflash_eval::folder::{drafter_in, local, settle, sizes_for};
+use dflash_eval::folder::{drafter_in, local, named_info, settle, sizes_for};
 use dflash_eval::load::load_target;
 use dflash_model::folder::{Contents, Existing, ModelCard, PROVENANCE, check_destination, place, verify_written};
 use dflash_model::formats::{self, Format, Source, speculators};
-use dflash_model::{DrafterConfig, Target, TargetConfig, TargetInfo};
+use dflash_model::{DrafterConfig, Target, TargetInfo};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -372,15 +372,7 @@ pub fn target_info(path: &Path, target: Option<&dyn Target>) -> Result<Option<Ta
     if let Some(target) = target {
         return Ok(Some(target.info().clone()));
     }
-    let Some(named) = formats::named_target(path)
-        .map(PathBuf::from)
-        .filter(|named| named.is_dir())
-    else {
-        return Ok(None);
-    };
-    let config = TargetConfig::read(&named)
-        .with_context(|| format!("{} names {} as its target", path.display(), named.display()))?;
-    Ok(Some(config.info))
+    named_info(path)
 }
 
 fn read_source(path: &Path, info: Option<&TargetInfo>) -> Result<Source> {

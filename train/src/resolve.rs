@@ -4,6 +4,7 @@
 //! halves to the even number. Slot decay gamma by block size B: 4 at 8, 5 at 10, 7 at 16, linear between them.
 
 use anyhow::{Result, bail, ensure};
+use dflash_model::drafter_config::default_target_layer_ids;
 use dflash_model::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig, TargetInfo};
 
 use crate::config::{Algorithm, CodebookKind, DrafterSection, RunConfig, TrackerName};
@@ -134,17 +135,11 @@ pub fn resolve(config: &RunConfig, target: &TargetInfo, init: Option<&DrafterCon
 
 /// z-lab's tap layers: `count` of `layers`, from the second to the third from last.
 pub fn default_taps(layers: usize, count: usize) -> Result<Vec<usize>> {
-    if count == 1 {
-        return Ok(vec![layers / 2]);
-    }
     ensure!(
-        layers >= 4 && count > 0,
+        count == 1 || layers >= 4 && count > 0,
         "taps.layers: no default for {count} taps of a target of {layers} layers; name them"
     );
-    let spread = (layers - 4) as f64 / (count - 1) as f64;
-    let taps: Vec<usize> = (0..count)
-        .map(|i| (1.0 + i as f64 * spread).round_ties_even() as usize)
-        .collect();
+    let taps = default_target_layer_ids(layers, count);
     ensure!(
         taps.windows(2).all(|pair| pair[0] < pair[1]),
         "taps.layers: the default {taps:?} repeats a layer of a target of {layers} layers; name them"

@@ -25,9 +25,7 @@ pub(crate) fn named(path: &Path) -> Result<Option<String>> {
     let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let folder = target.parent().and_then(Path::file_name);
     ensure!(
-        matches!(name.len(), 40 | 64)
-            && name.bytes().all(|byte| byte.is_ascii_hexdigit())
-            && folder.is_some_and(|folder| folder == "blobs"),
+        (is_hex(name, 40) || is_hex(name, 64)) && folder.is_some_and(|folder| folder == "blobs"),
         "{}: leads to {} and not to a file of the cache that is named by its hash: not used. Remove it and fetch it again",
         path.display(),
         target.display()
@@ -44,13 +42,23 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     let large = name.len() == 64;
     let found = hash_of(path, large)?;
     if found != name {
-        let kind = if large { "SHA-256" } else { "git hash" };
+        let kind = kind_of(large);
         bail!(
             "{}: damaged: expected {kind} {name}, found {found}. Remove the file that it links to and fetch it again",
             path.display()
         );
     }
     Ok(())
+}
+
+/// Whether a text is so many hexadecimal digits: 40 are a commit or git's hash of a file, 64 a SHA-256.
+pub(super) fn is_hex(text: &str, digits: usize) -> bool {
+    text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// What the hash of a file is called.
+pub(super) fn kind_of(large: bool) -> &'static str {
+    if large { "SHA-256" } else { "git hash" }
 }
 
 /// A file's SHA-256 if it is a large one, else git's hash of it.

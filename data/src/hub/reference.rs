@@ -8,6 +8,8 @@ use std::path::{Component, Path};
 
 use anyhow::{Context, Result, ensure};
 
+use super::intact::is_hex;
+
 /// How a reference begins.
 pub const SCHEME: &str = "hf://";
 
@@ -139,7 +141,7 @@ pub fn is_repository(text: &str) -> bool {
 
 /// Whether a revision is a commit, which never moves.
 pub fn is_commit(revision: &str) -> bool {
-    revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit())
+    is_hex(revision, 40)
 }
 
 /// Checks that a text may be the name of a branch or a tag, or a commit: git's rules (`git check-ref-format`).

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::intact::{Hasher, hash_of};
+use super::intact::{Hasher, hash_of, kind_of};
 use super::reference::{check_revision, is_commit};
 use super::tree::{Entry, commit_of, files_of};
 use super::wire::{Broken, PAUSES, Wire, segment};
@@ -186,7 +186,7 @@ impl<'c> Snapshot<'c> {
         };
         if found != entry.hash {
             let _ = file.set_len(0);
-            let kind = if entry.is_large() { "SHA-256" } else { "git hash" };
+            let kind = kind_of(entry.is_large());
             bail!(
                 "{}: {}: damaged on its way: expected {kind} {}, found {found}. It was not kept",
                 self.asked.subject,

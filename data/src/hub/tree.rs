@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::intact::is_hex;
 use super::reference::is_commit;
 use super::wire::{Wire, segment};
 use super::{Connection, Failure, Kind};
@@ -113,7 +114,7 @@ fn read(entry: &Value) -> Result<Entry> {
     let hash = hash.unwrap_or_default();
     let length = if entry["lfs"].is_null() { 40 } else { 64 };
     ensure!(
-        hash.len() == length && hash.bytes().all(|byte| byte.is_ascii_hexdigit()),
+        is_hex(hash, length),
         "{path:?}: expected {length} hexadecimal digits as its hash, got {hash:?}"
     );
     let size = entry["size"].as_u64();

@@ -50,6 +50,37 @@ pub(super) enum Broken {
     Here(std::io::Error),
 }
 
+/// What is asked.
+struct Question<'q> {
+    method: Method,
+    /// Below the hub's address.
+    path: &'q str,
+    /// Media type of the answer, and of the body if there is one.
+    media: &'static str,
+    body: Option<&'q Value>,
+    /// How long all of the answer may take.
+    longest: Duration,
+    /// What it is about, in messages.
+    subject: &'q str,
+}
+
+impl<'q> Question<'q> {
+    fn get(path: &'q str, media: &'static str, longest: Duration, subject: &'q str) -> Self {
+        Self {
+            method: Method::GET,
+            path,
+            media,
+            body: None,
+            longest,
+            subject,
+        }
+    }
+
+    fn route(&self) -> String {
+        format!("{} /{}", self.method, self.path)
+    }
+}
+
 /// Asks the hub.
 pub(super) struct Wire<'c> {
     connection: &'c Connection,
@@ -102,7 +133,7 @@ impl<'c> Wire<'c> {
     /// # Errors
     /// About `subject`.
     pub(super) fn get(&self, path: &str, subject: &str) -> Result<Value, Failure> {
-        Ok(self.ask(&Method::GET, path, JSON, None, subject)?.0)
+        Ok(self.page(path, subject)?.0)
     }
 
     /// As [`Self::get`], with the query of the next page, if there is one.
@@ -110,7 +141,7 @@ impl<'c> Wire<'c> {
     /// # Errors
     /// As [`Self::get`].
     pub(super) fn page(&self, path: &str, subject: &str) -> Result<(Value, Option<String>), Failure> {
-        self.ask(&Method::GET, path, JSON, None, subject)
+        self.ask(&Question::get(path, JSON, LONGEST, subject))
     }
 
     /// Posts `body` as `media` to a path below the hub's address, again when it fails in passing.
@@ -118,20 +149,18 @@ impl<'c> Wire<'c> {
     /// # Errors
     /// About `subject`.
     pub(super) fn post(&self, path: &str, media: &'static str, body: &Value, subject: &str) -> Result<Value, Failure> {
-        Ok(self.ask(&Method::POST, path, media, Some(body), subject)?.0)
+        let question = Question {
+            method: Method::POST,
+            body: Some(body),
+            ..Question::get(path, media, LONGEST, subject)
+        };
+        Ok(self.ask(&question)?.0)
     }
 
-    fn ask(
-        &self,
-        method: &Method,
-        path: &str,
-        media: &'static str,
-        body: Option<&Value>,
-        subject: &str,
-    ) -> Result<(Value, Option<String>), Failure> {
+    fn ask(&self, question: &Question<'_>) -> Result<(Value, Option<String>), Failure> {
         let mut pauses = PAUSES.iter();
         loop {
-            let answer = self.runtime.block_on(self.attempt(method, path, media, body, subject));
+            let answer = self.runtime.block_on(self.attempt(question));
             match (answer, pauses.next()) {
                 (Err(failure), Some(pause)) if failure.kind.passes() => std::thread::sleep(*pause),
                 (answer, _) => return answer,
@@ -149,13 +178,9 @@ impl<'c> Wire<'c> {
 
     async fn receive(&self, path: &str, size: u64, subject: &str, sink: Sink<'_>) -> Result<(), Broken> {
         let longest = LONGEST + Duration::from_secs(size / SLOWEST);
-        let route = format!("GET /{path}");
-        let response = self
-            .send(&Method::GET, path, "*/*", None, longest, subject)
-            .await
-            .map_err(Broken::Hub)?;
-        let response = self.accepted(response, &route, subject).await.map_err(Broken::Hub)?;
-        let mut response = response;
+        let question = Question::get(path, "*/*", longest, subject);
+        let route = question.route();
+        let mut response = self.send(&question).await.map_err(Broken::Hub)?;
         let mut done = 0_u64;
         let wrong = |cause: String| Broken::Hub(self.connection.worded(Kind::NoHub, false, subject, &cause));
         loop {
@@ -177,18 +202,10 @@ impl<'c> Wire<'c> {
         Ok(())
     }
 
-    async fn attempt(
-        &self,
-        method: &Method,
-        path: &str,
-        media: &'static str,
-        body: Option<&Value>,
-        subject: &str,
-    ) -> Result<(Value, Option<String>), Failure> {
-        let route = format!("{method} /{path}");
+    async fn attempt(&self, question: &Question<'_>) -> Result<(Value, Option<String>), Failure> {
+        let (route, subject) = (question.route(), question.subject);
         let failed = |cause: &str| self.connection.worded(Kind::NoHub, false, subject, cause);
-        let response = self.send(method, path, media, body, LONGEST, subject).await?;
-        let response = self.accepted(response, &route, subject).await?;
+        let response = self.send(question).await?;
         let next = next_page(response.headers());
         let (bytes, whole) = self.body(response, MOST_JSON, &route, subject).await?;
         if !whole {
@@ -200,20 +217,14 @@ impl<'c> Wire<'c> {
         }
     }
 
-    async fn send(
-        &self,
-        method: &Method,
-        path: &str,
-        media: &'static str,
-        body: Option<&Value>,
-        longest: Duration,
-        subject: &str,
-    ) -> Result<Response, Failure> {
-        let address = format!("{}/{path}", self.connection.endpoint);
-        let request = self.client.request(method.clone(), address);
-        let mut request = request.timeout(longest).header(ACCEPT, media);
-        if let Some(body) = body {
-            request = request.header(CONTENT_TYPE, media).body(body.to_string());
+    /// The answer, once its head is there and says that it is one.
+    async fn send(&self, question: &Question<'_>) -> Result<Response, Failure> {
+        let subject = question.subject;
+        let address = format!("{}/{}", self.connection.endpoint, question.path);
+        let request = self.client.request(question.method.clone(), address);
+        let mut request = request.timeout(question.longest).header(ACCEPT, question.media);
+        if let Some(body) = question.body {
+            request = request.header(CONTENT_TYPE, question.media).body(body.to_string());
         }
         if let Some(token) = &self.connection.token {
             let mut value = HeaderValue::from_str(&format!("Bearer {}", token.secret()))
@@ -221,11 +232,10 @@ impl<'c> Wire<'c> {
             value.set_sensitive(true);
             request = request.header(AUTHORIZATION, value);
         }
-        let route = format!("{method} /{path}");
-        request
-            .send()
-            .await
-            .map_err(|error| self.broken(error, &route, subject))
+        let route = question.route();
+        let response = request.send().await;
+        let response = response.map_err(|error| self.broken(error, &route, subject))?;
+        self.accepted(response, &route, subject).await
     }
 
     /// The answer, or what a status that is no success says.

@@ -26,7 +26,8 @@ mod tests;
 mod wording;
 
 pub use crate::hub::Hub;
-pub(crate) use rows::{listed, matches};
+pub(crate) use rows::listed;
+pub use rows::matches;
 pub use selection::{Order, Selection};
 pub use set::{Facts, PromptRow, PromptSet, SourceFile, load_conversations};
 

@@ -19,7 +19,7 @@ pub(super) struct Row {
 }
 
 /// A path pattern with at most one `*`, which stands for anything but `/`.
-pub(crate) fn matches(pattern: &str, path: &str) -> bool {
+pub fn matches(pattern: &str, path: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == path,
         Some((before, after)) => path

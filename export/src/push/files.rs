@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use dflash_data::hub::{INLINE_LIMIT, LocalFile, Token};
+use dflash_data::recipes::matches;
 use serde_json::Value;
 
 /// Names with at most one asterisk.
@@ -135,13 +136,6 @@ fn code_files(config: &Value) -> BTreeSet<String> {
         .filter(|(module, _)| !module.is_empty() && module.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'))
         .map(|(module, _)| format!("{module}.py"))
         .collect()
-}
-
-fn matches(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => name == pattern,
-        Some((start, end)) => name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end),
-    }
 }
 
 #[cfg(test)]

@@ -31,6 +31,14 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
+/// Configuration and weights are the same bytes.
+fn assert_same_drafter(a: &Path, b: &Path) {
+    for file in ["config.json", "model.safetensors"] {
+        let bytes = |dir: &Path| fs::read(dir.join(file)).unwrap();
+        assert_eq!(bytes(a), bytes(b), "{}: {file}", b.display());
+    }
+}
+
 fn dflash1() -> DrafterConfig {
     DrafterConfig {
         conv: None,
@@ -74,13 +82,7 @@ fn a_folder_comes_back_from_speculators_bit_for_bit() {
             let printed = done(&["hf", path(&between), "--target", path(&target), "--out", path(&back)]);
             assert!(printed.contains("logits by 0e0"), "{printed}");
             assert_eq!(printed.contains("embed_tokens.weight: left out"), carried, "{printed}");
-            for file in ["config.json", "model.safetensors"] {
-                assert_eq!(
-                    fs::read(from.join(file)).unwrap(),
-                    fs::read(back.join(file)).unwrap(),
-                    "{file}"
-                );
-            }
+            assert_same_drafter(&from, &back);
         }
     }
 }
@@ -344,13 +346,7 @@ fn a_folder_comes_back_from_gguf_with_every_number() {
         // bf16 in, bf16 out: nothing is rounded on the way
         let file = root.path().join(format!("{name}-bf16.gguf"));
         done(&["hf", path(&file), "--target", path(&target), "--out", path(&back)]);
-        for file in ["config.json", "model.safetensors"] {
-            assert_eq!(
-                fs::read(from.join(file)).unwrap(),
-                fs::read(back.join(file)).unwrap(),
-                "{name}: {file}"
-            );
-        }
+        assert_same_drafter(&from, &back);
     }
 }
 

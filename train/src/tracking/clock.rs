@@ -2,25 +2,17 @@
 
 use std::time::{Duration, SystemTime};
 
+use dflash_data::civil_date;
+
 /// Seconds since 1970, not less than 0.
 pub fn since_epoch(time: SystemTime) -> Duration {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Year, month, day, hour, minute and second in UTC.
-///
-/// Days are counted from 1 March of year 0, so that the leap day ends a year: 146,097 days are 400 years.
 pub fn utc(time: Duration) -> [u64; 6] {
     let seconds = time.as_secs();
-    let days = seconds / 86_400 + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    // March is month 0; five months from it have 153 days
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let (month, later_year) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    let year = 400 * era + year_of_era + later_year;
+    let (year, month, day) = civil_date(seconds / 86_400);
     [year, month, day, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60]
 }
 
