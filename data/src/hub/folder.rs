@@ -45,18 +45,11 @@ pub struct Transfer {
 /// Is told how far a transfer is, from other threads.
 pub type Watch = Box<dyn Fn(Transfer) + Send + Sync>;
 
-/// The folder that a path means, by the environment's hub: itself, or one of the hub's cache for `hf://..`.
+/// The folder that a path means, by the environment's hub: itself, or one of the hub's cache for `hf://..`; `watch` makes the
+/// display of a download, if there is one.
 ///
 /// # Errors
 /// When the reference is none, or the hub or its cache do not have what it names.
-pub fn folder(path: &Path) -> Result<PathBuf> {
-    fetch(path, || None)
-}
-
-/// As [`folder`]; `watch` makes the display of a download, if there is one.
-///
-/// # Errors
-/// As [`folder`].
 pub fn fetch(path: &Path, watch: impl FnOnce() -> Option<Watch>) -> Result<PathBuf> {
     static FOUND: Mutex<BTreeMap<PathBuf, PathBuf>> = Mutex::new(BTreeMap::new());
     let Some(reference) = Reference::parse(path)? else {

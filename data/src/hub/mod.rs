@@ -34,7 +34,7 @@ use hf_hub::{HFClient, HFClientSync};
 
 pub use admission::INLINE_LIMIT;
 pub use failure::{Failure, Kind};
-pub use folder::{Transfer, Watch, fetch, folder};
+pub use folder::{Transfer, Watch, fetch};
 pub use intact::git_hash;
 pub use local::LocalFile;
 pub use reference::{Reference, SCHEME, base_model, cached, check_revision, is_commit, is_repository, on_record};
