@@ -1,4 +1,4 @@
-//! Working memory of the CPU target that is handed back instead of freed.
+//! Working memory of the CPU target and of training's products that is handed back instead of freed.
 //!
 //! A pass allocates a dozen megabyte-sized slices a layer. Returned to the system each time, they cost a sixth of the
 //! prefill in page faults; so each thread keeps those that it drops, within a limit, for the next layer.
@@ -15,6 +15,7 @@ thread_local! {
 }
 
 /// A slice of floats whose memory goes back to the dropping thread's store.
+#[derive(Debug)]
 pub(crate) struct Buffer {
     /// At least `len` floats; those after it are nobody's.
     floats: Vec<f32>,

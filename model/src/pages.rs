@@ -12,13 +12,17 @@ use candle_core::{Error, Result};
 use memmap2::{Mmap, MmapMut};
 use pulp::bytemuck::{self, Pod};
 
+use crate::buffer::Buffer;
+
 /// Matrices start at a cache line.
 const ALIGN: usize = 64;
 
-/// A slice that lies in its own vector until it is gathered.
+/// A slice that lies in its own vector until it is gathered, or for one product in working memory.
 #[derive(Debug)]
 pub(crate) enum Stored<T> {
     Own(Vec<T>),
+    /// Of numbers of four bytes.
+    Lent(Buffer),
     Gathered {
         pages: Arc<Mmap>,
         from: usize,
@@ -32,6 +36,7 @@ impl<T: Pod> Deref for Stored<T> {
     fn deref(&self) -> &[T] {
         match self {
             Self::Own(values) => values,
+            Self::Lent(values) => bytemuck::cast_slice(values),
             Self::Gathered { pages, from, bytes } => bytemuck::cast_slice(&pages[*from..from + bytes]),
         }
     }

@@ -8,15 +8,16 @@
 //! One pass over the head, a tile of its rows at a time, does both products, as streaming attention does: each row keeps
 //! its largest logit so far, the sum of exponentials relative to it, and the sum of head rows weighted by them; where a
 //! tile brings a larger logit, both sums shrink to the new scale. So the logits of a tile are all that exist at once:
-//! memory does not grow with R or V, and a BF16 head is widened a tile at a time.
-
-use std::sync::Mutex;
+//! memory does not grow with R or V, and the head is packed a tile at a time, from the type that it is stored in.
 
 use super::best::Best;
-use super::linear::{Compute, linear_in, times};
-use super::{top_k, with_slice};
+use super::linear::Compute;
+use super::{top_k, with_numbers, with_slice};
+use crate::buffer::Buffer;
+use crate::packed::{Number, View, multiply};
 use crate::simd::{exp, exp_shifted, max, vectorised};
-use candle_core::{CpuStorage, D, DType, InplaceOp1, Layout, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
+use half::bf16;
 use rayon::prelude::*;
 
 /// Rows of hidden, and rows of the head, whose logits are held at once (16 MiB of f32).
@@ -42,6 +43,21 @@ impl LogitShape {
         match self.softcap {
             Some(cap) => (scaled / cap)?.tanh()? * cap,
             None => Ok(scaled),
+        }
+    }
+
+    fn apply_to(&self, products: &mut [f32]) {
+        if self.multiplier.to_bits() != 1f64.to_bits() {
+            let by = self.multiplier as f32;
+            for x in products.iter_mut() {
+                *x *= by;
+            }
+        }
+        if let Some(cap) = self.softcap {
+            let cap = cap as f32;
+            for x in products {
+                *x = (*x / cap).tanh() * cap;
+            }
         }
     }
 }
@@ -91,56 +107,89 @@ fn tiled(
     tile: (usize, usize),
 ) -> Result<CrossEntropy> {
     let ((rows, h), (v, _)) = (hidden.dims2()?, head.dims2()?);
-    let (hidden, head) = (hidden.detach(), head.detach());
+    let head = head.detach();
     let (mut losses, mut top) = (vec![0f32; rows], vec![0u32; rows * k]);
     let mut gradient = vec![0f32; rows * h];
+    let mut logits = Buffer::stale(tile.0.min(rows) * tile.1.min(v));
     for start in (0..rows).step_by(tile.0) {
         let count = tile.0.min(rows - start);
         let some = start..start + count;
-        let gradient = &mut gradient[start * h..(start + count) * h];
-        let mut states: Vec<Row> = labels[some.clone()].iter().map(|label| Row::new(*label, k)).collect();
-        let hidden = hidden.narrow(0, start, count)?;
+        let mut pass = Pass {
+            hidden: hidden.detach().narrow(0, start, count)?.contiguous()?,
+            states: labels[some.clone()].iter().map(|label| Row::new(*label, k)).collect(),
+            gradient: &mut gradient[start * h..(start + count) * h],
+            logits: &mut logits,
+            shape,
+            rounded: compute == Compute::Bf16,
+        };
         for first in (0..v).step_by(tile.1) {
-            let head = head.narrow(0, first, tile.1.min(v - first))?.to_dtype(DType::F32)?;
-            let logits = shape.apply(&linear_in(&hidden, &head, compute)?)?;
-            logits.inplace_op1(&Exponentials {
-                rows: Mutex::new((&mut states, gradient)),
-                first,
-                softcap: shape.softcap,
-            })?;
-            with_slice(&times(&logits, &head, compute)?, "linear_cross_entropy", |product| {
-                gradient
-                    .par_chunks_mut(h)
-                    .zip(product.par_chunks(h))
-                    .for_each(|(sum, product)| sum.iter_mut().zip(product).for_each(|(sum, x)| *sum += x));
-                Ok(())
-            })?;
+            let part = head.narrow(0, first, tile.1.min(v - first))?.contiguous()?;
+            if part.dtype() == DType::BF16 {
+                with_numbers::<bf16, _>(&part, NAME, |part| pass.take(View::new(part, h), first))?;
+            } else {
+                with_slice(&part.to_dtype(DType::F32)?, NAME, |part| {
+                    pass.take(View::new(part, h), first)
+                })?;
+            }
         }
         let ids = Tensor::from_slice(&labels[some.clone()], count, hidden.device())?;
-        with_slice(
-            &head.index_select(&ids, 0)?.to_dtype(DType::F32)?,
-            "linear_cross_entropy",
-            |labels| {
-                for (i, state) in states.iter().enumerate() {
-                    let scale = weights[start + i] * shape.multiplier as f32;
-                    state.finish(
-                        &mut gradient[i * h..(i + 1) * h],
-                        &labels[i * h..(i + 1) * h],
-                        scale,
-                        shape.softcap,
-                    );
-                    losses[start + i] = state.loss();
-                    state.best.write(&mut top[(start + i) * k..(start + i + 1) * k]);
-                }
-                Ok(())
-            },
-        )?;
+        let label_rows = head.index_select(&ids, 0)?.to_dtype(DType::F32)?;
+        with_slice(&label_rows, NAME, |label_rows| {
+            let gradients = pass.gradient.chunks_exact_mut(h).zip(label_rows.chunks_exact(h));
+            for (i, (state, (gradient, label))) in pass.states.iter().zip(gradients).enumerate() {
+                let scale = weights[start + i] * shape.multiplier as f32;
+                state.finish(gradient, label, scale, shape.softcap);
+                losses[start + i] = state.loss();
+                state.best.write(&mut top[(start + i) * k..(start + i + 1) * k]);
+            }
+            Ok(())
+        })?;
     }
     Ok(CrossEntropy {
         losses,
         top,
         hidden_gradient: Tensor::from_vec(gradient, (rows, h), hidden.device())?,
     })
+}
+
+const NAME: &str = "linear_cross_entropy";
+
+/// Some rows on their way through the vocabulary.
+struct Pass<'p> {
+    /// [rows, H].
+    hidden: Tensor,
+    states: Vec<Row>,
+    /// Sums of head rows weighted by exponentials, [rows, H].
+    gradient: &'p mut [f32],
+    /// Room for the logits of a tile.
+    logits: &'p mut [f32],
+    shape: LogitShape,
+    rounded: bool,
+}
+
+impl Pass<'_> {
+    /// Takes the tokens from `first`, whose head rows are `head` [tokens, H].
+    fn take<T: Number>(&mut self, head: View<'_, T>, first: usize) -> Result<()> {
+        let (rows, h, tokens) = (self.states.len(), self.gradient.len() / self.states.len(), head.rows());
+        let logits = &mut self.logits[..rows * tokens];
+        with_slice(&self.hidden, NAME, |hidden| {
+            multiply(View::new(hidden, h), head, self.rounded, logits, false);
+            Ok(())
+        })?;
+        logits
+            .par_chunks_exact_mut(tokens)
+            .zip(&mut self.states)
+            .zip(self.gradient.par_chunks_exact_mut(h))
+            .for_each(|((logits, state), gradient)| state.take(logits, first, self.shape, gradient));
+        multiply(
+            View::new(logits, tokens),
+            head.transposed(),
+            self.rounded,
+            self.gradient,
+            true,
+        );
+        Ok(())
+    }
 }
 
 /// What a row has seen of the vocabulary so far.
@@ -169,9 +218,10 @@ impl Row {
         }
     }
 
-    /// Turns the logits of the tokens from `first` into what multiplies their head rows, on the scale of the largest
+    /// Turns the plain products of the tokens from `first` into what multiplies their head rows, on the scale of the largest
     /// logit so far, and brings `gradient`, the sum of earlier tiles, to that scale.
-    fn take(&mut self, logits: &mut [f32], first: usize, softcap: Option<f64>, gradient: &mut [f32]) {
+    fn take(&mut self, logits: &mut [f32], first: usize, shape: LogitShape, gradient: &mut [f32]) {
+        shape.apply_to(logits);
         self.best.offer(logits, first as u32);
         if let Some(logit) = self.label.checked_sub(first).and_then(|at| logits.get(at)) {
             self.chosen = *logit;
@@ -189,7 +239,7 @@ impl Row {
                         *sum *= scale;
                     }
                 }
-                self.total += f64::from(match softcap {
+                self.total += f64::from(match shape.softcap {
                     None => exp_shifted(logits, largest),
                     Some(cap) => capped(logits, largest, cap as f32),
                 });
@@ -226,38 +276,6 @@ fn capped(logits: &mut [f32], shift: f32, cap: f32) -> f32 {
         *u = value * (1.0 - part * part);
     }
     total
-}
-
-/// [`Row::take`] of every row of a tile of logits, in their place.
-struct Exponentials<'r> {
-    /// States, and the gradient's rows.
-    rows: Mutex<(&'r mut [Row], &'r mut [f32])>,
-    first: usize,
-    softcap: Option<f64>,
-}
-
-impl InplaceOp1 for Exponentials<'_> {
-    fn name(&self) -> &'static str {
-        "linear_cross_entropy"
-    }
-
-    fn cpu_fwd(&self, logits: &mut CpuStorage, layout: &Layout) -> Result<()> {
-        let (rows, tokens) = layout.shape().dims2()?;
-        let CpuStorage::F32(logits) = logits else {
-            candle_core::bail!("linear_cross_entropy: logits are not f32")
-        };
-        let Ok(mut locked) = self.rows.lock() else {
-            candle_core::bail!("linear_cross_entropy: an earlier tile panicked")
-        };
-        let (states, gradient) = &mut *locked;
-        let h = gradient.len() / rows;
-        logits
-            .par_chunks_mut(tokens)
-            .zip(states.par_iter_mut())
-            .zip(gradient.par_chunks_mut(h))
-            .for_each(|((logits, state), gradient)| state.take(logits, self.first, self.softcap, gradient));
-        Ok(())
-    }
 }
 
 /// The same from candle's own operations, for other devices and as the twin in tests; logits of all rows at once.

@@ -37,16 +37,20 @@ pub mod composed {
     pub use super::swiglu::composed as swiglu;
 }
 
-use candle_core::{CpuStorage, DType, Layout, Result, Tensor};
+use candle_core::{CpuStorage, DType, Layout, Result, Tensor, WithDType};
 
 /// The contiguous f32 slice behind a custom operation's argument.
 fn slice_of<'s>(storage: &'s CpuStorage, layout: &Layout, op: &str) -> Result<&'s [f32]> {
-    let CpuStorage::F32(data) = storage else {
-        candle_core::bail!(
-            "{op}: expected f32, came {}",
-            candle_core::backend::BackendStorage::dtype(storage).as_str()
-        )
-    };
+    numbers_of(storage, layout, op)
+}
+
+/// The contiguous slice of numbers of type `T` in a storage.
+fn numbers_of<'s, T: WithDType>(storage: &'s CpuStorage, layout: &Layout, op: &str) -> Result<&'s [T]> {
+    let came = candle_core::backend::BackendStorage::dtype(storage);
+    if came != T::DTYPE {
+        candle_core::bail!("{op}: expected {}, came {}", T::DTYPE.as_str(), came.as_str())
+    }
+    let data = storage.as_slice::<T>()?;
     let Some((start, end)) = layout.contiguous_offsets() else {
         candle_core::bail!("{op}: expected a contiguous tensor, came strides {:?}", layout.stride())
     };
@@ -60,10 +64,15 @@ fn on_cpu(tensors: &[&Tensor]) -> bool {
 
 /// Reads a contiguous f32 CPU tensor without copying it.
 pub(crate) fn with_slice<R>(tensor: &Tensor, op: &str, read: impl FnOnce(&[f32]) -> Result<R>) -> Result<R> {
+    with_numbers(tensor, op, read)
+}
+
+/// Reads a contiguous CPU tensor of numbers of type `T` without copying it.
+fn with_numbers<T: WithDType, R>(tensor: &Tensor, op: &str, read: impl FnOnce(&[T]) -> Result<R>) -> Result<R> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
-        candle_core::Storage::Cpu(cpu) => read(slice_of(cpu, layout, op)?),
+        candle_core::Storage::Cpu(cpu) => read(numbers_of(cpu, layout, op)?),
         _ => candle_core::bail!("{op}: the CPU kernel was given a tensor of another device"),
     }
 }

@@ -1,7 +1,7 @@
 //! Products in the processor's own BF16 arithmetic (AVX512-BF16): one instruction multiplies sixteen pairs of BF16 numbers
 //! by another pair and adds both products to sixteen f32 sums.
 //!
-//! An element is one chain over pairs of k, whatever the number of rows, as in the f32 kernels.
+//! An element is a chain over pairs of k, whatever the number of rows, as in the f32 kernels.
 
 /// The BF16 number nearest to `x`, ties to even, as the low half of a word; NaN stays NaN.
 #[inline(always)]
@@ -9,12 +9,6 @@ pub(crate) fn nearest(x: f32) -> u32 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     if x.is_nan() { 0x7fc0 } else { rounded }
-}
-
-/// Two neighbours along k as one word, the first in the low half.
-#[inline(always)]
-pub(crate) fn pair(first: f32, second: f32) -> u32 {
-    nearest(first) | nearest(second) << 16
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -26,11 +20,13 @@ pub(super) fn available() -> bool {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn columns(_: [&[u32]; 2], _: &super::Tiles, _: &[u32], _: &mut [&mut [f32]], _: usize) {}
+pub(super) fn columns(_: [&[u32]; 2], _: &super::Tiles, _: &[u32], _: &mut [&mut [f32]], _: usize, _: bool) {}
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::arch::x86_64::{__m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_set1_epi32, _mm512_setzero_ps};
+    use std::arch::x86_64::{
+        __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_set1_epi32, _mm512_setzero_ps,
+    };
 
     use super::super::{AHEAD, DEPTH, STRIP, Tiles, fetch};
 
@@ -42,24 +38,25 @@ mod x86 {
         is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")
     }
 
-    /// All rows, laid out in `words`, times one panel, into the columns from `column`.
+    /// All rows, laid out in `words`, times one panel, into the columns from `column` or, with `add`, added to them.
     pub(in super::super) fn columns(
         strips: [&[u32]; 2],
         tiles: &Tiles,
         words: &[u32],
         out: &mut [&mut [f32]],
         column: usize,
+        add: bool,
     ) {
         assert!(available(), "asked for only where it is available");
         #[expect(unsafe_code, reason = "compiled for a processor feature")]
         // SAFETY: the processor has the features, as just asserted.
         unsafe {
-            panel(strips, tiles, words, out, column);
+            panel(strips, tiles, words, out, column, add);
         }
     }
 
     #[target_feature(enable = "avx512f,avx512bf16")]
-    fn panel(strips: [&[u32]; 2], tiles: &Tiles, words: &[u32], out: &mut [&mut [f32]], column: usize) {
+    fn panel(strips: [&[u32]; 2], tiles: &Tiles, words: &[u32], out: &mut [&mut [f32]], column: usize, add: bool) {
         let pairs = tiles.k.div_ceil(2);
         for from in (0..pairs).step_by(DEPTH / 2) {
             let to = pairs.min(from + DEPTH / 2);
@@ -71,10 +68,10 @@ mod x86 {
                 macro_rules! both_strips_or_one_after_the_other {
                     ($($few:literal)*; $($many:literal)*) => {
                         match height {
-                            $($few => tile::<$few, 2>([a, b], x, out, column, from > 0),)*
+                            $($few => tile::<$few, 2>([a, b], x, out, column, add || from > 0),)*
                             $($many => {
-                                tile::<$many, 1>([a], x, out, column, from > 0);
-                                tile::<$many, 1>([b], x, out, column + STRIP, from > 0);
+                                tile::<$many, 1>([a], x, out, column, add || from > 0);
+                                tile::<$many, 1>([b], x, out, column + STRIP, add || from > 0);
                             })*
                             _ => unreachable!("no tile is taller"),
                         }
@@ -85,7 +82,7 @@ mod x86 {
         }
     }
 
-    /// `M` rows times `N` strips, into the columns from `at`, those that there are; `resume` continues the sums in `out`.
+    /// `M` rows times `N` strips, into the columns from `at`, those that there are, or added to them.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bf16")]
     fn tile<const M: usize, const N: usize>(
@@ -93,48 +90,32 @@ mod x86 {
         x: &[u32],
         out: &mut [&mut [f32]],
         at: usize,
-        resume: bool,
+        add: bool,
     ) {
         let column = |strip: usize, half: usize| at + strip * STRIP + half * LANES;
-        let mut start = [[[_mm512_setzero_ps(); 2]; N]; M];
-        if resume {
-            for (sums, out) in start.iter_mut().zip(out.iter()) {
-                for (strip, pair) in sums.iter_mut().enumerate() {
-                    for (half, sum) in pair.iter_mut().enumerate() {
-                        let from = &out[column(strip, half).min(out.len())..];
-                        let mut lanes = [0f32; LANES];
-                        let count = from.len().min(LANES);
-                        lanes[..count].copy_from_slice(&from[..count]);
-                        *sum = floats(lanes);
-                    }
-                }
-            }
-        }
-        let sums = accumulate::<M, N>(strips, x, start);
+        let sums = accumulate::<M, N>(strips, x);
         for (sums, out) in sums.iter().zip(out.iter_mut()) {
             for (strip, pair) in sums.iter().enumerate() {
                 for (half, sum) in pair.iter().enumerate() {
                     let column = column(strip, half);
-                    let lanes = lanes(*sum);
-                    if let Some(whole) = out.get_mut(column..column + LANES) {
-                        whole.copy_from_slice(&lanes);
+                    if let Some(whole) = out.get_mut(column..).and_then(<[f32]>::first_chunk_mut) {
+                        *whole = lanes(if add { _mm512_add_ps(floats(*whole), *sum) } else { *sum });
                     } else if let Some(part) = out.get_mut(column..) {
-                        part.copy_from_slice(&lanes[..part.len()]);
+                        for (out, sum) in part.iter_mut().zip(lanes(*sum)) {
+                            *out = if add { *out + sum } else { sum };
+                        }
                     }
                 }
             }
         }
     }
 
-    /// The sums of `M` rows with `N` strips, continued from `sums`. Apart from loading and storing, so that the sums are
-    /// only ever indexed by constants and stay in registers.
+    /// The sums of `M` rows with `N` strips. Apart from storing, so that they are only ever indexed by constants and stay in
+    /// registers.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bf16")]
-    fn accumulate<const M: usize, const N: usize>(
-        strips: [&[u32]; N],
-        x: &[u32],
-        mut sums: [[[__m512; 2]; N]; M],
-    ) -> [[[__m512; 2]; N]; M] {
+    fn accumulate<const M: usize, const N: usize>(strips: [&[u32]; N], x: &[u32]) -> [[[__m512; 2]; N]; M] {
+        let mut sums = [[[_mm512_setzero_ps(); 2]; N]; M];
         let (x, _) = x.as_chunks::<M>();
         let strips = strips.map(|strip| &strip.as_chunks::<STRIP>().0[..x.len()]);
         for (i, x) in x.iter().enumerate() {

@@ -6,27 +6,30 @@
 //! take ([`halves`]). A few rows take both strips of a panel at once, more rows one after the other, so that a widened
 //! vector serves as many rows as the registers hold.
 //!
-//! Every output element is one chain of multiply-adds over k = 0, 1, 2, ... whatever the number of rows. So a row of a
-//! verify pass equals the same row of a decode step to the bit, and greedy speculative decoding is lossless by
-//! construction.
+//! Every output element is a chain of multiply-adds over k = 0, 1, 2, ..., a new one every [`DEPTH`] numbers, the chains added
+//! in their order, whatever the number of rows. So a row of a verify pass equals the same row of a decode step to the bit,
+//! and greedy speculative decoding is lossless by construction.
 #![expect(
     clippy::inline_always,
     reason = "a kernel must be inlined into the function compiled for the wide unit"
 )]
 
 mod halves;
+mod once;
 mod product;
 mod tiles;
+mod turn;
 mod view;
 
 use candle_core::{DType, Result, Tensor};
-use pulp::Simd;
+use pulp::{Simd, bytemuck};
 
 use crate::pages::{Gather, Stored, gather};
 pub(crate) use halves::nearest;
+pub(crate) use once::multiply;
 pub(crate) use product::{joined, joined_rounded};
 use tiles::{Tiles, Values};
-pub(crate) use view::View;
+pub(crate) use view::{Number, View};
 
 /// Columns of a panel: two strips.
 const PANEL: usize = 64;
@@ -112,14 +115,15 @@ impl Packed {
         }
     }
 
-    /// The product of all rows with the panels from `first`, as many columns as the rows of `out` have.
-    fn columns(&self, first: usize, tiles: &Tiles, out: &mut [&mut [f32]]) {
+    /// The product of all rows with the panels from `first`, as many columns as the rows of `out` have, in its place or, with
+    /// `add`, added to it.
+    fn columns(&self, first: usize, tiles: &Tiles, out: &mut [&mut [f32]], add: bool) {
         match (&tiles.values, &self.panels) {
             (Values::Halves(words), Panels::Bf16(panels)) => {
                 let width = out.first().map_or(0, |row| row.len());
                 for panel in 0..width.div_ceil(PANEL) {
                     let strips = nth::<HalfRows>(panels, first + panel, self.k);
-                    halves::columns(strips, tiles, words, out, panel * PANEL);
+                    halves::columns(strips, tiles, bytemuck::cast_slice(words), out, panel * PANEL, add);
                 }
             }
             (Values::Floats(x), _) => pulp::Arch::new().dispatch(PanelProduct {
@@ -128,6 +132,7 @@ impl Packed {
                 tiles,
                 x,
                 out,
+                add,
             }),
             (Values::Halves(_), Panels::F32(_)) => unreachable!("rows are rounded for BF16 panels only"),
         }
@@ -154,6 +159,7 @@ struct PanelProduct<'a, 'o> {
     tiles: &'a Tiles,
     x: &'a [f32],
     out: &'a mut [&'o mut [f32]],
+    add: bool,
 }
 
 impl pulp::WithSimd for PanelProduct<'_, '_> {
@@ -167,11 +173,11 @@ impl pulp::WithSimd for PanelProduct<'_, '_> {
             match &self.matrix.panels {
                 Panels::F32(panels) => {
                     let panel = nth::<FloatRows>(panels, number, self.matrix.k);
-                    product::<S, FloatRows>(simd, panel, self.tiles, self.x, self.out, from);
+                    product::<S, FloatRows>(simd, panel, self.tiles, self.x, self.out, from, self.add);
                 }
                 Panels::Bf16(panels) => {
                     let panel = nth::<HalfRows>(panels, number, self.matrix.k);
-                    product::<S, HalfRows>(simd, panel, self.tiles, self.x, self.out, from);
+                    product::<S, HalfRows>(simd, panel, self.tiles, self.x, self.out, from, self.add);
                 }
             }
         }
@@ -234,6 +240,7 @@ fn product<S: Simd, R: StripRows>(
     x: &[f32],
     out: &mut [&mut [f32]],
     column: usize,
+    add: bool,
 ) {
     let k = tiles.k;
     for from in (0..k).step_by(DEPTH) {
@@ -243,17 +250,17 @@ fn product<S: Simd, R: StripRows>(
             let (first, height) = tiles.tile(number);
             let x = &x[first * k + from * height..first * k + to * height];
             let out = &mut out[first..first + height];
-            let resume = from > 0;
+            let add = add || from > 0;
             // two strips at a time keep more reads of memory under way; their sums must fit the registers
             match height {
-                1 => tile::<S, R, 1, 2>(simd, [a, b], x, out, column, resume),
-                2 => tile::<S, R, 2, 2>(simd, [a, b], x, out, column, resume),
-                3 => tile::<S, R, 3, 2>(simd, [a, b], x, out, column, resume),
-                4 if S::REGISTER_COUNT >= 32 => tile::<S, R, 4, 2>(simd, [a, b], x, out, column, resume),
-                5 if S::REGISTER_COUNT >= 32 => tile::<S, R, 5, 2>(simd, [a, b], x, out, column, resume),
+                1 => tile::<S, R, 1, 2>(simd, [a, b], x, out, column, add),
+                2 => tile::<S, R, 2, 2>(simd, [a, b], x, out, column, add),
+                3 => tile::<S, R, 3, 2>(simd, [a, b], x, out, column, add),
+                4 if S::REGISTER_COUNT >= 32 => tile::<S, R, 4, 2>(simd, [a, b], x, out, column, add),
+                5 if S::REGISTER_COUNT >= 32 => tile::<S, R, 5, 2>(simd, [a, b], x, out, column, add),
                 _ => {
                     for (strip, at) in [(a, column), (b, column + STRIP)] {
-                        one_strip::<S, R>(simd, strip, x, out, at, resume);
+                        one_strip::<S, R>(simd, strip, x, out, at, add);
                     }
                 }
             }
@@ -269,12 +276,12 @@ fn one_strip<S: Simd, R: StripRows>(
     x: &[f32],
     out: &mut [&mut [f32]],
     at: usize,
-    resume: bool,
+    add: bool,
 ) {
     macro_rules! by_height {
         ($($height:literal)*) => {
             match out.len() {
-                $($height => tile::<S, R, $height, 1>(simd, [strip], x, out, at, resume),)*
+                $($height => tile::<S, R, $height, 1>(simd, [strip], x, out, at, add),)*
                 _ => {}
             }
         };
@@ -282,7 +289,7 @@ fn one_strip<S: Simd, R: StripRows>(
     by_height!(4 5 6 7 8 9 10 11 12);
 }
 
-/// `M` rows times `N` strips, into the columns from `at`, those that there are; `resume` continues the sums in `out`.
+/// `M` rows times `N` strips, into the columns from `at`, those that there are, or added to them.
 #[inline(always)]
 fn tile<S: Simd, R: StripRows, const M: usize, const N: usize>(
     simd: S,
@@ -290,31 +297,23 @@ fn tile<S: Simd, R: StripRows, const M: usize, const N: usize>(
     x: &[f32],
     out: &mut [&mut [f32]],
     at: usize,
-    resume: bool,
+    add: bool,
 ) {
     let lanes = S::F32_LANES;
     for v in 0..STRIP / 2 / lanes {
         let column = |strip: usize, half: usize| at + strip * STRIP + half * (STRIP / 2) + v * lanes;
-        let mut start = [[[simd.splat_f32s(0.0); 2]; N]; M];
-        if resume {
-            for (sums, out) in start.iter_mut().zip(out.iter()) {
-                for (strip, pair) in sums.iter_mut().enumerate() {
-                    for (half, sum) in pair.iter_mut().enumerate() {
-                        *sum = simd.partial_load_f32s(&out[column(strip, half).min(out.len())..]);
-                    }
-                }
-            }
-        }
-        let sums = accumulate::<S, R, M, N>(simd, strips, x, v, start);
+        let sums = accumulate::<S, R, M, N>(simd, strips, x, v);
         for (sums, out) in sums.iter().zip(out.iter_mut()) {
             for (strip, pair) in sums.iter().enumerate() {
                 for (half, sum) in pair.iter().enumerate() {
                     let column = column(strip, half);
                     if column + lanes <= out.len() {
                         let (vectors, _) = S::as_mut_simd_f32s(&mut out[column..][..lanes]);
-                        vectors[0] = *sum;
+                        vectors[0] = if add { simd.add_f32s(vectors[0], *sum) } else { *sum };
                     } else if column < out.len() {
-                        simd.partial_store_f32s(&mut out[column..], *sum);
+                        let out = &mut out[column..];
+                        let before = simd.partial_load_f32s(out);
+                        simd.partial_store_f32s(out, if add { simd.add_f32s(before, *sum) } else { *sum });
                     }
                 }
             }
@@ -322,16 +321,16 @@ fn tile<S: Simd, R: StripRows, const M: usize, const N: usize>(
     }
 }
 
-/// The sums of `M` rows with pair `v` of `N` strips, continued from `sums`. Apart from loading and storing, so that the
-/// sums are only ever indexed by constants and stay in registers.
+/// The sums of `M` rows with pair `v` of `N` strips. Apart from storing, so that they are only ever indexed by constants and
+/// stay in registers.
 #[inline(always)]
 fn accumulate<S: Simd, R: StripRows, const M: usize, const N: usize>(
     simd: S,
     strips: [&[R::Word]; N],
     x: &[f32],
     v: usize,
-    mut sums: [[[S::f32s; 2]; N]; M],
 ) -> [[[S::f32s; 2]; N]; M] {
+    let mut sums = [[[simd.splat_f32s(0.0); 2]; N]; M];
     let steps = (x.len() / M).div_ceil(R::ROWS);
     let strips = strips.map(|strip| &strip[..steps * STRIP]);
     let whole = x.chunks_exact(M * R::ROWS);
@@ -349,19 +348,19 @@ fn accumulate<S: Simd, R: StripRows, const M: usize, const N: usize>(
             words[s] = &strips[s][i * STRIP..(i + 1) * STRIP];
         }
         for row in 0..R::ROWS {
-            multiply::<S, R, M, N>(simd, words, row, v, &x[row * M..], &mut sums);
+            add_products::<S, R, M, N>(simd, words, row, v, &x[row * M..], &mut sums);
         }
     }
     if !odd.is_empty() {
         let words = strips.map(|strip| &strip[(steps - 1) * STRIP..]);
-        multiply::<S, R, M, N>(simd, words, 0, v, odd, &mut sums);
+        add_products::<S, R, M, N>(simd, words, 0, v, odd, &mut sums);
     }
     sums
 }
 
 /// Adds the products of one number of each of `M` rows, `x`, with row `row` of `words`.
 #[inline(always)]
-fn multiply<S: Simd, R: StripRows, const M: usize, const N: usize>(
+fn add_products<S: Simd, R: StripRows, const M: usize, const N: usize>(
     simd: S,
     words: [&[R::Word]; N],
     row: usize,
@@ -415,7 +414,7 @@ mod tests {
     fn with_unit<S: Simd>(unit: S, packed: &Packed, x: &[f32]) -> Vec<f32> {
         let mut out = vec![f32::NAN; x.len() / packed.k * packed.n];
         let mut rows: Vec<&mut [f32]> = out.chunks_exact_mut(packed.n).collect();
-        let tiles = Tiles::new(x, packed.k);
+        let tiles = Tiles::new(View::new(x, packed.k));
         let Values::Floats(x) = &tiles.values else { panic!() };
         unit.vectorize(PanelProduct {
             matrix: packed,
@@ -423,6 +422,7 @@ mod tests {
             tiles: &tiles,
             x,
             out: &mut rows,
+            add: false,
         });
         out
     }

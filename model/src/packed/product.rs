@@ -34,27 +34,66 @@ impl Packed {
 ///
 /// An element is the same, to the bit, as in the product with its matrix alone.
 pub(crate) fn joined(matrices: &[&Packed], x: &[f32]) -> Buffer {
-    let k = matrices[0].k;
-    product(matrices, x.len() / k, &|first, rows| {
-        Tiles::new(&x[first * k..][..rows * k], k)
-    })
+    let x = View::new(x, matrices[0].k);
+    let mut out = Buffer::stale(x.rows * width(matrices));
+    fill(
+        matrices,
+        x.rows,
+        &|first, rows| Tiles::new(x.some(first, rows)),
+        &mut out,
+        false,
+    );
+    out
 }
 
 /// As [`joined`], with x rounded to BF16 and, where the processor has them, its BF16 products: then two numbers
 /// neighbouring along K enter a sum together, so that the last bits differ from those of [`joined`].
 pub(crate) fn joined_rounded(matrices: &[&Packed], x: View<'_>) -> Buffer {
-    let halves = matrices.iter().all(|matrix| matches!(matrix.panels, Panels::Bf16(_)));
-    if halves && available() {
-        return product(matrices, x.rows, &|first, rows| Tiles::rounded(x.some(first, rows)));
-    }
-    joined(matrices, &x.to_rounded())
+    let mut out = Buffer::stale(x.rows * width(matrices));
+    joined_rounded_into(matrices, x, &mut out, false);
+    out
 }
 
-/// The products of `rows` rows, whose tiles `tiles(first, count)` makes.
-fn product(matrices: &[&Packed], rows: usize, tiles: &(dyn Fn(usize, usize) -> Tiles + Sync)) -> Buffer {
-    let k = matrices[0].k;
-    let width = matrices.iter().map(|matrix| matrix.n).sum::<usize>();
-    let mut out = Buffer::stale(rows * width);
+/// [`joined_rounded`] in the place of `out` or, with `add`, added to it.
+pub(super) fn joined_rounded_into(matrices: &[&Packed], x: View<'_>, out: &mut [f32], add: bool) {
+    let halves = matrices.iter().all(|matrix| matches!(matrix.panels, Panels::Bf16(_)));
+    if halves && available() {
+        fill(
+            matrices,
+            x.rows,
+            &|first, rows| Tiles::rounded(x.some(first, rows)),
+            out,
+            add,
+        );
+    } else {
+        let rounded = x.to_rounded();
+        let x = View::new(&rounded, x.depth);
+        fill(
+            matrices,
+            x.rows,
+            &|first, rows| Tiles::new(x.some(first, rows)),
+            out,
+            add,
+        );
+    }
+}
+
+fn width(matrices: &[&Packed]) -> usize {
+    matrices.iter().map(|matrix| matrix.n).sum()
+}
+
+/// The products of `rows` rows, whose tiles `tiles(first, count)` makes, in the place of `out` or added to it.
+pub(super) fn fill(
+    matrices: &[&Packed],
+    rows: usize,
+    tiles: &(dyn Fn(usize, usize) -> Tiles + Sync),
+    out: &mut [f32],
+    add: bool,
+) {
+    let (k, width) = (matrices[0].k, width(matrices));
+    if out.is_empty() {
+        return;
+    }
     let threads = rayon::current_num_threads();
     let (work, bytes) = if awake() {
         (AWAKE_WORK, AWAKE_BYTES)
@@ -64,31 +103,28 @@ fn product(matrices: &[&Packed], rows: usize, tiles: &(dyn Fn(usize, usize) -> T
     let read = matrices.iter().map(|matrix| matrix.bytes()).sum::<usize>();
     let small = (rows * width * k < work && read < bytes) || threads == 1;
     if !small && rows >= threads * ROW_BLOCK / 2 {
-        out.par_chunks_mut(ROW_BLOCK * width)
-            .enumerate()
-            .for_each(|(block, out)| {
-                let tiles = tiles(block * ROW_BLOCK, out.len() / width);
-                let whole = pieces(matrices, usize::MAX / PANEL, out, width);
-                for mut piece in whole {
-                    piece.fill(&tiles);
-                }
-            });
-        return out;
+        // as many for each thread
+        let block = rows.div_ceil(rows.div_ceil(ROW_BLOCK).next_multiple_of(threads));
+        out.par_chunks_mut(block * width).enumerate().for_each(|(i, out)| {
+            let tiles = tiles(i * block, out.len() / width);
+            for mut piece in pieces(matrices, usize::MAX / PANEL, out, width) {
+                piece.fill(&tiles, add);
+            }
+        });
+        return;
     }
     let tiles = tiles(0, rows);
     let count = matrices.iter().map(|matrix| matrix.n.div_ceil(PANEL)).sum::<usize>();
     let grain = if small { count } else { count.div_ceil(threads * PIECES) };
     // few rows: the threads share the panels instead, since reading the matrices is what takes the time
-    let mut pieces = pieces(matrices, grain, &mut out, width);
+    let mut pieces = pieces(matrices, grain, out, width);
     if small {
         for piece in &mut pieces {
-            piece.fill(&tiles);
+            piece.fill(&tiles, add);
         }
     } else {
-        pieces.par_iter_mut().for_each(|piece| piece.fill(&tiles));
+        pieces.par_iter_mut().for_each(|piece| piece.fill(&tiles, add));
     }
-    drop(pieces);
-    out
 }
 
 /// Some neighbouring columns of every row, all of one matrix.
@@ -101,8 +137,8 @@ struct Piece<'m, 'o> {
 }
 
 impl Piece<'_, '_> {
-    fn fill(&mut self, tiles: &Tiles) {
-        self.matrix.columns(self.first, tiles, &mut self.out);
+    fn fill(&mut self, tiles: &Tiles, add: bool) {
+        self.matrix.columns(self.first, tiles, &mut self.out, add);
     }
 }
 

@@ -4,9 +4,10 @@
     reason = "asked of the vector unit that the product is compiled for"
 )]
 
-use pulp::Simd;
+use pulp::{Simd, bytemuck};
 
 use super::View;
+use super::view::{PIECE, Word};
 use crate::buffer::Buffer;
 use crate::simd::vectorised;
 
@@ -24,62 +25,58 @@ pub(super) enum Values {
     /// Each tile interleaved `[K][height]`.
     Floats(Buffer),
     /// Each tile `[ceil(K / 2)][height]`, pairs along K rounded to BF16.
-    Halves(Vec<u32>),
+    Halves(Buffer),
 }
 
 impl Tiles {
     /// Tiles of x, [rows, K].
-    pub(crate) fn new(x: &[f32], k: usize) -> Self {
-        let mut values = Buffer::stale(x.len());
-        let tiles = Self::empty(x.len() / k, k);
-        for tile in 0..tiles.count {
-            let (first, height) = tiles.tile(tile);
-            let x = &x[first * k..][..height * k];
-            let out = &mut values[first * k..][..height * k];
-            macro_rules! interleave {
-                ($($height:literal)*) => {
-                    match height {
-                        $($height => interleave::<$height>(x, out),)*
-                        _ => {}
-                    }
-                };
-            }
-            interleave!(1 2 3 4 5 6 7 8 9 10 11 12);
-        }
+    pub(crate) fn new(x: View<'_>) -> Self {
+        let mut values = Buffer::stale(x.rows * x.depth);
+        let tiles = Self::empty(x.rows, x.depth);
+        tiles.fill::<f32>(x, &mut values);
         let values = Values::Floats(values);
         Self { values, ..tiles }
     }
 
     /// Tiles of x rounded to BF16.
     pub(super) fn rounded(x: View<'_>) -> Self {
-        let pairs = x.depth.div_ceil(2);
-        let mut words = vec![0u32; x.rows * pairs];
+        let mut values = Buffer::stale(x.rows * x.words::<u32>());
         let tiles = Self::empty(x.rows, x.depth);
+        tiles.fill::<u32>(x, bytemuck::cast_slice_mut(&mut values));
+        let values = Values::Halves(values);
+        Self { values, ..tiles }
+    }
+
+    fn fill<W: Word>(&self, x: View<'_>, words: &mut [W]) {
+        let depth = x.words::<W>();
         vectorised(
             #[inline(always)]
             || {
-                for tile in 0..tiles.count {
-                    let (first, height) = tiles.tile(tile);
-                    let out = &mut words[first * pairs..][..height * pairs];
-                    macro_rules! interleave {
-                        ($($height:literal)*) => {
-                            match height {
-                                $($height => x.interleave::<$height>(first, out),)*
-                                _ => {}
-                            }
-                        };
+                for from in (0..depth).step_by(PIECE) {
+                    let words_here = PIECE.min(depth - from);
+                    let numbers = (words_here * W::NUMBERS).min(x.depth - from * W::NUMBERS);
+                    let x = x.deep(from * W::NUMBERS, numbers);
+                    for tile in 0..self.count {
+                        let (first, height) = self.tile(tile);
+                        let out = &mut words[first * depth + from * height..][..words_here * height];
+                        macro_rules! interleave {
+                            ($($height:literal)*) => {
+                                match height {
+                                    $($height => x.interleave::<W, $height>(first, out),)*
+                                    _ => {}
+                                }
+                            };
+                        }
+                        interleave!(1 2 3 4 5 6 7 8 9 10 11 12);
                     }
-                    interleave!(1 2 3 4 5 6 7 8 9 10 11 12);
                 }
             },
         );
-        let values = Values::Halves(words);
-        Self { values, ..tiles }
     }
 
     fn empty(rows: usize, k: usize) -> Self {
         Self {
-            values: Values::Halves(Vec::new()),
+            values: Values::Halves(Buffer::stale(0)),
             rows,
             k,
             count: rows.div_ceil(pulp::Arch::new().dispatch(TallestTile)),
@@ -90,16 +87,6 @@ impl Tiles {
     pub(crate) fn tile(&self, tile: usize) -> (usize, usize) {
         let (each, more) = (self.rows / self.count, self.rows % self.count);
         (tile * each + tile.min(more), each + usize::from(tile < more))
-    }
-}
-
-/// `M` rows of x, [M, K], as `[K][M]`.
-fn interleave<const M: usize>(x: &[f32], out: &mut [f32]) {
-    let k = x.len() / M;
-    let rows: [&[f32]; M] = std::array::from_fn(|r| &x[r * k..][..k]);
-    let (out, _) = out.as_chunks_mut::<M>();
-    for (i, out) in out.iter_mut().enumerate() {
-        *out = std::array::from_fn(|r| rows[r][i]);
     }
 }
 

@@ -1,19 +1,105 @@
-//! Matrices in slices, read along either axis, and how they become the words of BF16 products.
+//! Matrices in slices, read along either axis, and how they become the rows and strips of a product.
 #![expect(
     clippy::inline_always,
     reason = "a kernel must be inlined into the function compiled for the wide unit"
 )]
 
-use rayon::prelude::*;
+use half::bf16;
 
-use super::halves::{nearest, pair};
-use super::{PANEL, Packed, Panels, STRIP, Stored};
-use crate::simd::vectorised;
+use super::STRIP;
+use super::halves::nearest;
+use super::turn::{SIDE, turned};
 
-/// A matrix [rows, depth] of floats: either its rows or its columns are contiguous.
+/// Words of every row that are laid out before the next: a piece of the matrix this deep stays in the second-level cache
+/// while tile after tile or strip after strip takes its part, whichever way it is stored.
+pub(super) const PIECE: usize = 64;
+
+/// A stored number.
+pub(crate) trait Number: Copy + Send + Sync {
+    fn float(self) -> f32;
+    /// The nearest BF16 number, as the low half of a word.
+    fn half(self) -> u32;
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    fn float(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn half(self) -> u32 {
+        nearest(self)
+    }
+}
+
+impl Number for bf16 {
+    #[inline(always)]
+    fn float(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[inline(always)]
+    fn half(self) -> u32 {
+        u32::from(self.to_bits())
+    }
+}
+
+/// What a kernel reads: a number, or two that are neighbours along the depth, rounded to BF16.
+pub(super) trait Word: Copy {
+    /// Numbers in a word.
+    const NUMBERS: usize;
+    const ZERO: Self;
+    /// The word of `first` and what follows it; past the end follows 0.
+    fn of<T: Number>(first: T, second: Option<T>) -> Self;
+    fn bits(self) -> u32;
+    fn from_bits(bits: u32) -> Self;
+}
+
+impl Word for f32 {
+    const NUMBERS: usize = 1;
+    const ZERO: Self = 0.0;
+
+    #[inline(always)]
+    fn of<T: Number>(first: T, _: Option<T>) -> Self {
+        first.float()
+    }
+
+    #[inline(always)]
+    fn bits(self) -> u32 {
+        self.to_bits()
+    }
+
+    #[inline(always)]
+    fn from_bits(bits: u32) -> Self {
+        Self::from_bits(bits)
+    }
+}
+
+impl Word for u32 {
+    const NUMBERS: usize = 2;
+    const ZERO: Self = 0;
+
+    #[inline(always)]
+    fn of<T: Number>(first: T, second: Option<T>) -> Self {
+        first.half() | second.map_or(0, Number::half) << 16
+    }
+
+    #[inline(always)]
+    fn bits(self) -> u32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_bits(bits: u32) -> Self {
+        bits
+    }
+}
+
+/// A matrix [rows, depth]: either its rows or its columns are contiguous.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct View<'a> {
-    values: &'a [f32],
+pub(crate) struct View<'a, T = f32> {
+    values: &'a [T],
     pub(super) rows: usize,
     pub(super) depth: usize,
     /// Distance of a row from the next, and of a number from the next along the depth; one of them is 1.
@@ -21,9 +107,9 @@ pub(crate) struct View<'a> {
     step: usize,
 }
 
-impl<'a> View<'a> {
+impl<'a, T: Number> View<'a, T> {
     /// `values` as [len / depth, depth].
-    pub(crate) fn new(values: &'a [f32], depth: usize) -> Self {
+    pub(crate) fn new(values: &'a [T], depth: usize) -> Self {
         let rows = values.len() / depth;
         Self {
             values,
@@ -32,6 +118,11 @@ impl<'a> View<'a> {
             row: depth,
             step: 1,
         }
+    }
+
+    /// How many rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
     }
 
     /// The same numbers, rows for columns.
@@ -55,122 +146,114 @@ impl<'a> View<'a> {
     pub(super) fn to_rounded(self) -> Vec<f32> {
         let rows = 0..self.rows;
         rows.flat_map(|r| (0..self.depth).map(move |k| self.values[r * self.row + k * self.step]))
-            .map(|x| f32::from_bits(nearest(x) << 16))
+            .map(|x| f32::from_bits(x.half() << 16))
             .collect()
     }
 
-    /// Pairs `[ceil(depth / 2)][M]` of the `M` rows from `first`, rounded.
+    /// Some of the numbers of every row.
     #[inline(always)]
-    pub(super) fn interleave<const M: usize>(self, first: usize, out: &mut [u32]) {
+    pub(super) fn deep(self, from: usize, depth: usize) -> Self {
+        let values = &self.values[from * self.step..];
+        Self { values, depth, ..self }
+    }
+
+    /// Words along the depth.
+    pub(super) fn words<W: Word>(self) -> usize {
+        self.depth.div_ceil(W::NUMBERS)
+    }
+
+    /// Words `[words][M]` of the `M` rows from `first`.
+    #[inline(always)]
+    pub(super) fn interleave<W: Word, const M: usize>(self, first: usize, out: &mut [W]) {
         let (out, _) = out.as_chunks_mut::<M>();
         if self.step == 1 {
-            let rows: [&[f32]; M] = std::array::from_fn(|r| &self.values[(first + r) * self.row..][..self.depth]);
-            for (i, out) in out.iter_mut().enumerate() {
-                *out = std::array::from_fn(|r| pair(rows[r][2 * i], rows[r].get(2 * i + 1).copied().unwrap_or(0.0)));
-            }
-        } else {
-            let line = |k: usize| -> [f32; M] {
-                let part = self.values.get(k * self.step + first..).and_then(<[f32]>::first_chunk);
-                part.filter(|_| k < self.depth).copied().unwrap_or([0.0; M])
+            turn(std::array::from_fn(|r| self.line(first + r)), out);
+            return;
+        }
+        for (i, out) in out.iter_mut().enumerate() {
+            let (k, next) = (i * W::NUMBERS, i * W::NUMBERS + 1);
+            let line = |k: usize| self.values[k * self.step + first..].first_chunk::<M>();
+            let (Some(a), b) = (
+                line(k),
+                (W::NUMBERS > 1 && next < self.depth).then(|| line(next)).flatten(),
+            ) else {
+                unreachable!("a view holds its rows")
             };
-            for (i, out) in out.iter_mut().enumerate() {
-                let (even, odd) = (line(2 * i), line(2 * i + 1));
-                *out = std::array::from_fn(|r| pair(even[r], odd[r]));
-            }
+            *out = match b {
+                Some(b) => std::array::from_fn(|r| W::of(a[r], Some(b[r]))),
+                None => std::array::from_fn(|r| W::of(a[r], None)),
+            };
         }
     }
 
-    /// Words of the strip of the rows from `first`, those that there are.
+    /// Words `[words][STRIP]` of the rows from `first`; where there are fewer, what stands in their columns is nobody's.
     #[inline(always)]
-    fn strip(self, first: usize, out: &mut [u32]) {
+    pub(super) fn strip<W: Word>(self, first: usize, out: &mut [W]) {
         let count = STRIP.min(self.rows.saturating_sub(first));
         if count == 0 {
-            return;
-        }
-        if self.step == 1 {
-            for c in 0..count {
-                let row = &self.values[(first + c) * self.row..][..self.depth];
-                let (pairs, odd) = row.as_chunks::<2>();
-                let words = out.iter_mut().skip(c).step_by(STRIP);
-                let last = odd.iter().map(|x| pair(*x, 0.0));
-                for (word, value) in words.zip(pairs.iter().map(|[a, b]| pair(*a, *b)).chain(last)) {
-                    *word = value;
-                }
-            }
+            out.fill(W::ZERO);
+        } else if count == STRIP {
+            self.interleave::<W, STRIP>(first, out);
+        } else if self.step == 1 {
+            let last = self.rows - 1;
+            let (out, _) = out.as_chunks_mut::<STRIP>();
+            turn::<T, W, STRIP>(std::array::from_fn(|r| self.line((first + r).min(last))), out);
         } else {
             for (i, out) in out.chunks_exact_mut(STRIP).enumerate() {
                 let line = |k: usize| &self.values[k * self.step + first..][..count];
-                let even = line(2 * i);
-                if 2 * i + 1 < self.depth {
-                    for ((word, a), b) in out.iter_mut().zip(even).zip(line(2 * i + 1)) {
-                        *word = pair(*a, *b);
-                    }
-                } else {
-                    for (word, a) in out.iter_mut().zip(even) {
-                        *word = pair(*a, 0.0);
-                    }
+                let (k, next) = (i * W::NUMBERS, i * W::NUMBERS + 1);
+                let following = (W::NUMBERS > 1 && next < self.depth).then(|| line(next));
+                out.fill(W::ZERO);
+                for (c, (word, a)) in out.iter_mut().zip(line(k)).enumerate() {
+                    *word = W::of(*a, following.map(|line| line[c]));
                 }
             }
         }
     }
+
+    /// A row whose numbers are neighbours.
+    #[inline(always)]
+    fn line(self, row: usize) -> &'a [T] {
+        &self.values[row * self.row..][..self.depth]
+    }
 }
 
-impl Packed {
-    /// Packs a matrix for one product, rounded to BF16.
-    pub(crate) fn rounded(matrix: View<'_>) -> Self {
-        let size = matrix.depth.div_ceil(2) * STRIP;
-        let mut words = vec![0u32; matrix.rows.div_ceil(PANEL) * 2 * size];
-        words.par_chunks_mut(size).enumerate().for_each(|(strip, words)| {
-            vectorised(
-                #[inline(always)]
-                || matrix.strip(strip * STRIP, words),
-            );
-        });
-        Self {
-            n: matrix.rows,
-            k: matrix.depth,
-            panels: Panels::Bf16(Stored::Own(words)),
+/// Words of `M` rows, one row after the other, as words `[words][M]`.
+#[inline(always)]
+fn turn<T: Number, W: Word, const M: usize>(rows: [&[T]; M], out: &mut [[W; M]]) {
+    let squares = rows[0].len() / (SIDE * W::NUMBERS);
+    let (whole, rest) = out.split_at_mut(squares * SIDE);
+    for (i, out) in whole.as_chunks_mut::<SIDE>().0.iter_mut().enumerate() {
+        let from = i * SIDE * W::NUMBERS;
+        for first in (0..M).step_by(SIDE) {
+            let count = SIDE.min(M - first);
+            let mut square = [[0; SIDE]; SIDE];
+            for r in 0..count {
+                let numbers = &rows[first + r][from..][..SIDE * W::NUMBERS];
+                for (word, numbers) in square[r].iter_mut().zip(numbers.chunks_exact(W::NUMBERS)) {
+                    *word = W::of(numbers[0], numbers.get(1).copied()).bits();
+                }
+            }
+            let square = turned(&square);
+            for (out, words) in out.iter_mut().zip(&square) {
+                for (out, word) in out[first..][..count].iter_mut().zip(words) {
+                    *out = W::from_bits(*word);
+                }
+            }
+        }
+    }
+    for (i, out) in rest.iter_mut().enumerate() {
+        let k = (squares * SIDE + i) * W::NUMBERS;
+        for r in 0..M {
+            out[r] = W::of(rows[r][k], rows[r].get(k + 1).copied());
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-    use crate::packed::joined_rounded;
     use crate::packed::tests::values;
-
-    fn turned(values: &[f32], columns: usize) -> Vec<f32> {
-        let rows = values.len() / columns;
-        (0..values.len())
-            .map(|i| values[i % rows * columns + i / rows])
-            .collect()
-    }
-
-    proptest! {
-        #[test]
-        fn a_rounded_product_is_exact_but_for_its_sum_and_the_same_bits_row_by_row_and_either_way_round(
-            rows in 1usize..30, n in 1usize..150, k in 1usize..70,
-        ) {
-            let (x, w) = (values(rows * k, 11), values(n * k, 3));
-            let packed = Packed::rounded(View::new(&w, k));
-            let all = joined_rounded(&[&packed], View::new(&x, k));
-            let half = |x: f32| f64::from(half::bf16::from_f32(x).to_f32());
-            for r in 0..rows {
-                for c in 0..n {
-                    let exact: f64 = (0..k).map(|i| half(x[r * k + i]) * half(w[c * k + i])).sum();
-                    prop_assert!((f64::from(all[r * n + c]) - exact).abs() < 1e-4, "{r} {c}");
-                }
-                let alone = joined_rounded(&[&packed], View::new(&x[r * k..][..k], k));
-                prop_assert_eq!(&alone[..], &all[r * n..][..n]);
-            }
-            let (x, w) = (turned(&x, k), turned(&w, k));
-            let packed = Packed::rounded(View::new(&w, n).transposed());
-            prop_assert_eq!(&joined_rounded(&[&packed], View::new(&x, rows).transposed())[..], &all[..]);
-        }
-    }
 
     #[test]
     fn rounding_is_that_of_the_half_crate() {
@@ -186,7 +269,7 @@ mod tests {
             f32::MIN_POSITIVE,
         ];
         for x in edges.into_iter().chain(values(5000, 7)).flat_map(|x| [x, -x, x * 1e-3]) {
-            assert_eq!(nearest(x), u32::from(half::bf16::from_f32(x).to_bits()), "{x}");
+            assert_eq!(nearest(x), u32::from(bf16::from_f32(x).to_bits()), "{x}");
         }
         assert!(f32::from_bits(nearest(f32::from_bits(0x7f80_0001)) << 16).is_nan());
     }
