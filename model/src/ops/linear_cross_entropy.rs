@@ -8,14 +8,15 @@
 //! One pass over the head, a tile of its rows at a time, does both products, as streaming attention does: each row keeps
 //! its largest logit so far, the sum of exponentials relative to it, and the sum of head rows weighted by them; where a
 //! tile brings a larger logit, both sums shrink to the new scale. So the logits of a tile are all that exist at once:
-//! memory does not grow with R or V, and the head is packed a tile at a time, from the type that it is stored in.
+//! memory does not grow with R or V, and the head is packed a tile at a time, from the type that it is stored in. Where few
+//! tokens of a tile matter to a row, as to nearly all rows of a trained drafter, its second product is made of those alone
+//! ([`super::cross_entropy_row`]).
 
-use super::best::Best;
+use super::cross_entropy_row::Row;
 use super::linear::Compute;
 use super::{top_k, with_numbers, with_slice};
 use crate::buffer::Buffer;
 use crate::packed::{Number, View, multiply};
-use crate::simd::{exp, exp_shifted, max, vectorised};
 use candle_core::{D, DType, Result, Tensor};
 use half::bf16;
 use rayon::prelude::*;
@@ -46,7 +47,7 @@ impl LogitShape {
         }
     }
 
-    fn apply_to(&self, products: &mut [f32]) {
+    pub(super) fn apply_to(&self, products: &mut [f32]) {
         if self.multiplier.to_bits() != 1f64.to_bits() {
             let by = self.multiplier as f32;
             for x in products.iter_mut() {
@@ -116,7 +117,10 @@ fn tiled(
         let some = start..start + count;
         let mut pass = Pass {
             hidden: hidden.detach().narrow(0, start, count)?.contiguous()?,
-            states: labels[some.clone()].iter().map(|label| Row::new(*label, k)).collect(),
+            states: labels[some.clone()]
+                .iter()
+                .map(|label| Row::new(*label, k, v))
+                .collect(),
             gradient: &mut gradient[start * h..(start + count) * h],
             logits: &mut logits,
             shape,
@@ -125,11 +129,9 @@ fn tiled(
         for first in (0..v).step_by(tile.1) {
             let part = head.narrow(0, first, tile.1.min(v - first))?.contiguous()?;
             if part.dtype() == DType::BF16 {
-                with_numbers::<bf16, _>(&part, NAME, |part| pass.take(View::new(part, h), first))?;
+                with_numbers::<bf16, _>(&part, NAME, |part| pass.take(part, first))?;
             } else {
-                with_slice(&part.to_dtype(DType::F32)?, NAME, |part| {
-                    pass.take(View::new(part, h), first)
-                })?;
+                with_slice(&part.to_dtype(DType::F32)?, NAME, |part| pass.take(part, first))?;
             }
         }
         let ids = Tensor::from_slice(&labels[some.clone()], count, hidden.device())?;
@@ -169,113 +171,58 @@ struct Pass<'p> {
 
 impl Pass<'_> {
     /// Takes the tokens from `first`, whose head rows are `head` [tokens, H].
-    fn take<T: Number>(&mut self, head: View<'_, T>, first: usize) -> Result<()> {
-        let (rows, h, tokens) = (self.states.len(), self.gradient.len() / self.states.len(), head.rows());
-        let logits = &mut self.logits[..rows * tokens];
+    fn take<T: Number>(&mut self, head: &[T], first: usize) -> Result<()> {
+        let h = self.gradient.len() / self.states.len();
+        let tokens = head.len() / h;
+        let logits = &mut self.logits[..self.states.len() * tokens];
         with_slice(&self.hidden, NAME, |hidden| {
-            multiply(View::new(hidden, h), head, self.rounded, logits, false);
+            multiply(View::new(hidden, h), View::new(head, h), self.rounded, logits, false);
             Ok(())
         })?;
         logits
             .par_chunks_exact_mut(tokens)
             .zip(&mut self.states)
             .zip(self.gradient.par_chunks_exact_mut(h))
-            .for_each(|((logits, state), gradient)| state.take(logits, first, self.shape, gradient));
-        multiply(
-            View::new(logits, tokens),
-            head.transposed(),
-            self.rounded,
-            self.gradient,
-            true,
-        );
+            .for_each(|((logits, state), gradient)| {
+                state.take(logits, first, self.shape, gradient);
+            });
+        self.weigh(head, tokens);
         Ok(())
     }
-}
 
-/// What a row has seen of the vocabulary so far.
-struct Row {
-    label: usize,
-    /// The label's logit.
-    chosen: f32,
-    /// Largest logit.
-    largest: f32,
-    /// Sum of exp(logit - largest).
-    total: f64,
-    /// Whether no logit was NaN: exp() saturates instead of passing it on.
-    numbers: bool,
-    best: Best,
-}
-
-impl Row {
-    fn new(label: u32, k: usize) -> Self {
-        Self {
-            label: label as usize,
-            chosen: f32::NAN,
-            largest: f32::NEG_INFINITY,
-            total: 0.0,
-            numbers: true,
-            best: Best::new(k),
+    /// Adds the head rows, weighted by what [`Row::take`] left of the logits, to the gradient: of rows to which few of them
+    /// matter those few, of the others all in one product.
+    fn weigh<T: Number>(&mut self, head: &[T], tokens: usize) {
+        let h = head.len() / tokens;
+        let weights = &mut self.logits[..self.states.len() * tokens];
+        let dense: Vec<usize> = (0..self.states.len()).filter(|i| !self.states[*i].few).collect();
+        let columns = View::new(head, h).transposed();
+        // a product of nearly all rows takes no longer than one of all
+        if dense.len() * 8 > self.states.len() * 7 {
+            multiply(View::new(weights, tokens), columns, self.rounded, self.gradient, true);
+            return;
+        }
+        weights
+            .par_chunks_exact(tokens)
+            .zip(&self.states)
+            .zip(self.gradient.par_chunks_exact_mut(h))
+            .filter(|((_, state), _)| state.few)
+            .for_each(|((weights, state), gradient)| state.add_few(weights, head, gradient));
+        if dense.is_empty() {
+            return;
+        }
+        for (to, from) in dense.iter().enumerate() {
+            weights.copy_within(from * tokens..(from + 1) * tokens, to * tokens);
+        }
+        let mut sums = Buffer::stale(dense.len() * h);
+        let weights = View::new(&weights[..dense.len() * tokens], tokens);
+        multiply(weights, columns, self.rounded, &mut sums, false);
+        for (row, sums) in dense.iter().zip(sums.chunks_exact(h)) {
+            for (gradient, sum) in self.gradient[row * h..].iter_mut().zip(sums) {
+                *gradient += sum;
+            }
         }
     }
-
-    /// Turns the plain products of the tokens from `first` into what multiplies their head rows, on the scale of the largest
-    /// logit so far, and brings `gradient`, the sum of earlier tiles, to that scale.
-    fn take(&mut self, logits: &mut [f32], first: usize, shape: LogitShape, gradient: &mut [f32]) {
-        shape.apply_to(logits);
-        self.best.offer(logits, first as u32);
-        if let Some(logit) = self.label.checked_sub(first).and_then(|at| logits.get(at)) {
-            self.chosen = *logit;
-        }
-        vectorised(
-            #[inline(always)]
-            || {
-                self.numbers &= logits.iter().all(|x| !x.is_nan());
-                let largest = max(logits).max(self.largest);
-                if largest > self.largest {
-                    let scale = exp(self.largest - largest);
-                    self.largest = largest;
-                    self.total *= f64::from(scale);
-                    for sum in gradient.iter_mut() {
-                        *sum *= scale;
-                    }
-                }
-                self.total += f64::from(match shape.softcap {
-                    None => exp_shifted(logits, largest),
-                    Some(cap) => capped(logits, largest, cap as f32),
-                });
-            },
-        );
-    }
-
-    fn loss(&self) -> f32 {
-        if self.largest.is_finite() && self.numbers {
-            self.largest + self.total.ln() as f32 - self.chosen
-        } else {
-            f32::NAN
-        }
-    }
-
-    /// d(scale / multiplier * loss) / d(hidden), from the sum of all head rows and the label's own.
-    fn finish(&self, gradient: &mut [f32], label: &[f32], scale: f32, softcap: Option<f64>) {
-        let slope = softcap.map_or(1.0, |cap| 1.0 - (self.chosen / cap as f32).powi(2));
-        let shrink = (1.0 / self.total) as f32;
-        for (sum, label) in gradient.iter_mut().zip(label) {
-            *sum = scale * (*sum * shrink - slope * label);
-        }
-    }
-}
-
-/// As [`exp_shifted`], leaving exp(u - shift) times du/dl = 1 - (u / cap)^2 behind.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "see simd::vectorised")]
-fn capped(logits: &mut [f32], shift: f32, cap: f32) -> f32 {
-    let mut total = 0.0;
-    for u in logits {
-        let (value, part) = (exp(*u - shift), *u / cap);
-        total += value;
-        *u = value * (1.0 - part * part);
-    }
-    total
 }
 
 /// The same from candle's own operations, for other devices and as the twin in tests; logits of all rows at once.
@@ -396,6 +343,35 @@ mod tests {
             for tile in [(1, 1), (7, 64), (45, 299), (64, 300)] {
                 let a = tiled(&hidden, &head, &labels, &weights, shape, 5, Compute::F32, tile).unwrap();
                 same(&a, &b);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_to_which_few_tokens_matter_have_the_gradient_of_all_beside_rows_of_the_other_kind() {
+        let head = (tensor(2, &[300, 40]) * 2.0).unwrap();
+        let own = head.narrow(0, 100, 45).unwrap();
+        let labels: Vec<u32> = (0..45).map(|i| (100 + i * 2) % 300).collect();
+        let weights = vec![0.5; 45];
+        for (dtype, tile) in [
+            (DType::F32, (45, 300)),
+            (DType::BF16, (45, 100)),
+            (DType::F32, (20, 64)),
+        ] {
+            let head = head.to_dtype(dtype).unwrap();
+            for every in [1, 3] {
+                // of 3 rows one has flat logits
+                let strength: Vec<f32> = (0..45)
+                    .map(|i| if every == 3 && i % 3 == 0 { 0.01 } else { 1.0 })
+                    .collect();
+                let strength = Tensor::from_vec(strength, (45, 1), own.device()).unwrap();
+                let hidden = own.broadcast_mul(&strength).unwrap();
+                for compute in [Compute::F32, Compute::Bf16] {
+                    let a = tiled(&hidden, &head, &labels, &weights, SHAPES[0], 5, compute, tile).unwrap();
+                    let b = composed(&hidden, &head, &labels, &weights, SHAPES[0], 5).unwrap();
+                    let off = distance(&a.hidden_gradient, &b.hidden_gradient);
+                    assert!(off < if compute == Compute::F32 { 1e-5 } else { 2e-2 }, "{off}");
+                }
             }
         }
     }

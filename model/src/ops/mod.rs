@@ -8,6 +8,7 @@
 
 mod best;
 mod block_attention;
+mod cross_entropy_row;
 mod gathered_dot;
 mod grouped_conv;
 mod linear;

@@ -120,11 +120,6 @@ impl<'a, T: Number> View<'a, T> {
         }
     }
 
-    /// How many rows.
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
-    }
-
     /// The same numbers, rows for columns.
     pub(crate) fn transposed(self) -> Self {
         Self {

@@ -29,6 +29,9 @@ use dump::Dump;
 /// Most context tokens, the positions of the shapes.
 const MOST_CONTEXT: usize = 32_768;
 
+/// Standard deviation of the numbers of embedding and head.
+const DEVIATION: f64 = 0.02;
+
 /// What to time.
 #[derive(Debug, Clone, Args)]
 pub struct StepArguments {
@@ -53,6 +56,10 @@ pub struct StepArguments {
     /// Sliding window of every layer, in tokens [default: none].
     #[arg(long, value_name = "TOKENS")]
     pub window: Option<usize>,
+    /// Standard deviation of the logits, which random weights leave below 1. A trained drafter is surer: at 6 a slot gives
+    /// 248,320 tokens about as much to choose from as text does. Not with --peer.
+    #[arg(long, value_name = "S", conflicts_with = "peer")]
+    pub logit_spread: Option<f64>,
     /// CPU threads [default: all].
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
@@ -149,7 +156,10 @@ pub fn step(arguments: &StepArguments) -> Result<StepReport, Failure> {
     };
     let (batch, dump) = match &arguments.peer {
         Some(dir) => read(dir).input()?,
-        None => (Batch::random(&config, context, anchors).work()?, None),
+        None => (
+            Batch::random(&config, context, anchors, arguments.logit_spread).work()?,
+            None,
+        ),
     };
     timed(arguments, &config, &params, &batch, dump.as_ref()).work()
 }
@@ -266,6 +276,12 @@ fn shape(arguments: &StepArguments) -> Result<(DrafterConfig, usize, usize)> {
             "--window {window}: expected at least the block, {block_size}"
         );
     }
+    if let Some(spread) = arguments.logit_spread {
+        ensure!(
+            spread > 0.0 && spread <= 100.0,
+            "--logit-spread {spread}: expected above 0 and up to 100"
+        );
+    }
     let second = arguments.algo == Algorithm::Dflash2;
     let rule = LayerRule {
         window: arguments.window,
@@ -310,7 +326,7 @@ struct Batch {
 }
 
 impl Batch {
-    fn random(config: &DrafterConfig, context: usize, anchors: usize) -> Result<Self> {
+    fn random(config: &DrafterConfig, context: usize, anchors: usize, logit_spread: Option<f64>) -> Result<Self> {
         let normal = |seed: u64, rows: usize, columns: usize, deviation: f64| {
             Tensor::from_vec(
                 init::normal(seed, rows * columns, deviation),
@@ -330,19 +346,25 @@ impl Batch {
             blocks: blocks(config.block_size, &tokens, &rows),
             taps: normal(11, context, config.target_layer_ids.len() * h, 0.5)?,
             head: TargetHead {
-                embed: random_halves(12, v, h)?,
-                head: random_halves(13, v, h)?,
+                embed: random_halves(12, v, h, DEVIATION)?,
+                // hidden rows have a mean square of 1
+                head: random_halves(
+                    13,
+                    v,
+                    h,
+                    logit_spread.map_or(DEVIATION, |spread| spread / (h as f64).sqrt()),
+                )?,
             },
         })
     }
 }
 
 /// A BF16 matrix, made some rows at a time: its f32 form would be the most memory that the benchmark ever holds.
-fn random_halves(seed: u64, rows: usize, columns: usize) -> candle_core::Result<Tensor> {
+fn random_halves(seed: u64, rows: usize, columns: usize, deviation: f64) -> candle_core::Result<Tensor> {
     const PIECE: usize = 1 << 12;
     let piece = |first: usize| {
         let count = PIECE.min(rows - first);
-        let values = init::normal(seed + ((first as u64) << 8), count * columns, 0.02);
+        let values = init::normal(seed + ((first as u64) << 8), count * columns, deviation);
         Tensor::from_vec(values, (count, columns), &Device::Cpu)?.to_dtype(DType::BF16)
     };
     let pieces: Vec<Tensor> = (0..rows).step_by(PIECE).map(piece).collect::<Result<_, _>>()?;
