@@ -24,6 +24,7 @@ mod pages;
 pub mod params;
 pub mod selector;
 pub mod simd;
+mod small_matmul;
 pub mod target;
 pub mod tensor_file;
 pub mod walk;

@@ -96,8 +96,10 @@ pub fn exp_shifted(x: &mut [f32], shift: f32) -> f32 {
 pub fn exp(x: f32) -> f32 {
     // x = n ln 2 + r, |r| <= ln 2 / 2; ln 2 is split so that n ln 2 is exact in its high part.
     let x = x.clamp(-87.3, 88.7);
-    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
-    let n = (x * std::f32::consts::LOG2_E + 12_582_912.0) - 12_582_912.0;
+    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits, where 2^n takes it from: `n as i32`
+    // saturates, and the compiler then makes it one lane at a time.
+    let shifted = x * std::f32::consts::LOG2_E + 12_582_912.0;
+    let n = shifted - 12_582_912.0;
     let r = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
     // Minimax polynomial of (e^r - 1 - r) / r^2 (Cephes coefficients).
     let mut p = 1.987_569_1e-4;
@@ -107,7 +109,7 @@ pub fn exp(x: f32) -> f32 {
     p = p * r + 1.666_666_5e-1;
     p = p * r + 0.5;
     let value = p * r * r + r + 1.0;
-    value * f32::from_bits((((n as i32) + 127) << 23) as u32)
+    value * f32::from_bits(shifted.to_bits().wrapping_add(127) << 23)
 }
 
 /// 1 / (1 + e^-x).

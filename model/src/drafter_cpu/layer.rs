@@ -10,9 +10,9 @@ use crate::buffer::Buffer;
 use crate::drafter::{self, GroupedDynamicConv};
 use crate::drafter_config::{DrafterConfig, LayerRule};
 use crate::packed::{Packed, joined};
+use crate::small_matmul::Matrix;
 use crate::target::attention::{KvCache, Sight};
 use crate::target::kernels::{Heads, Kernel, NormAndRotate, add, each_row, rms_norm, swiglu, wide};
-use crate::target::small_matmul::Matrix;
 
 #[derive(Debug)]
 pub(super) struct Layer {

@@ -14,9 +14,9 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::kernels::{Kernel, exp, wide};
-use super::small_matmul::{Matrix, multiply_add};
 use crate::awake::awake;
 use crate::buffer::Buffer;
+use crate::small_matmul::{Matrix, multiply_add};
 
 /// Positions of a block.
 const BLOCK: usize = 64;

@@ -12,11 +12,11 @@ use super::kernels::{
     Heads, NormAndRotate, RmsNormRow, SigmoidGateInPlace, SigmoidGateRow, SiluGateInPlace, add, conv_silu, each_row,
     rms_norm, rope_table, round_to_halves, sigmoid, softplus, swiglu, wide,
 };
-use super::small_matmul::Matrix;
 use super::weights::{Weights, layer_prefix};
 use super::{Session, Target, TargetHead, TargetInfo, check_taps, check_tokens, cpu_session, delta};
 use crate::buffer::Buffer;
 use crate::packed::{Packed, View, joined_rounded};
+use crate::small_matmul::Matrix;
 
 /// Rows of one pass; longer inputs are fed piece by piece, which bounds memory and stays in cache.
 const SEGMENT: usize = 512;

@@ -9,7 +9,7 @@
 
 use super::delta::Inflow;
 use super::kernels::{Kernel, decay, exp, wide};
-use super::small_matmul::{Matrix, multiply_add};
+use crate::small_matmul::{Matrix, multiply_add};
 
 /// Runs all rows of a key head in chunks: `state` `[group][dk][dv]` advances; `out` and `deltas` are `[group][rows][dv]`, `keys`
 /// `[rows][dk]`; all zero on entry but the state.

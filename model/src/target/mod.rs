@@ -13,7 +13,6 @@ mod cpu_session;
 mod delta;
 mod delta_chunk;
 pub(crate) mod kernels;
-pub(crate) mod small_matmul;
 mod weights;
 
 use std::path::Path;

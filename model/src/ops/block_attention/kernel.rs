@@ -1,14 +1,18 @@
-//! The CPU kernel of one (sample, key/value head): scores, softmax and products of all its blocks.
+//! The CPU kernel of one block under one key/value head: scores, softmax and products.
 //!
-//! Everything is a small matrix product against a panel of [`PANEL`] columns, four rows at a time, which keeps the
-//! sums in vector registers. Keys are transposed into panels once a task.
+//! Scores stand with a row a key and a column a query, so that the softmax runs down the columns, vector by vector, and
+//! a block takes exactly the keys that it sees. The queries come in already scaled, and 1 / total goes into the rows of
+//! the result or of its gradient, never over the scores.
+#![expect(clippy::inline_always, reason = "see simd::vectorised")]
 
 use crate::blocks::Block;
 use crate::drafter_config::LayerRule;
-use crate::simd::{dot, exp_shifted, max, vectorised};
+use crate::simd::{LANES, dot, exp, vectorised};
+use crate::small_matmul::{Left, Matrix, multiply, multiply_add};
+use std::ops::Range;
 
-/// Columns of a panel.
-const PANEL: usize = 32;
+/// Keys whose weights are summed up before their sum is added to the whole: long sums lose fewer bits that way.
+const SUMMED: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
@@ -19,421 +23,339 @@ pub(super) struct Sizes {
     pub(super) rule: LayerRule,
 }
 
-/// All blocks of one sample under one key/value head.
-pub(super) struct HeadTask<'p> {
-    pub(super) sizes: Sizes,
-    pub(super) blocks: &'p [Block],
-    /// Index of `blocks[0]` among all blocks.
-    pub(super) first_block: usize,
-    /// Context rows before the blocks' own rows in k and v.
-    pub(super) context_rows: usize,
-    pub(super) head: usize,
+impl Sizes {
+    pub(super) fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Queries of a block under one key/value head.
+    fn queries(&self) -> usize {
+        self.block_size * self.group()
+    }
+
+    /// The same in whole vectors: columns of the scores.
+    fn columns(&self) -> usize {
+        self.queries().next_multiple_of(LANES)
+    }
+
+    fn scale(&self) -> f32 {
+        (1.0 / (self.d as f64).sqrt()) as f32
+    }
 }
 
-/// Gradients of one task in its own layout: queries [blocks * B * group, D], keys [context + blocks * B, D].
-pub(super) struct Gradients {
-    pub(super) dq: Vec<f32>,
+/// What all blocks share. Keys and values are [kv_heads, T + N * B, D]: a head's rows lie together.
+#[derive(Clone, Copy)]
+pub(super) struct Inputs<'p> {
+    pub(super) sizes: Sizes,
+    pub(super) blocks: &'p [Block],
+    /// Context rows before the blocks' own rows, T.
+    pub(super) context_rows: usize,
+    /// [N * B, heads, D].
+    pub(super) q: &'p [f32],
+    pub(super) keys: &'p [f32],
+    pub(super) values: &'p [f32],
+}
+
+/// Gradients of keys and values, [reach + blocks * B, D], that some blocks of one sample have under one head.
+pub(super) struct KeyGradients {
     pub(super) dk: Vec<f32>,
     pub(super) dv: Vec<f32>,
 }
 
-/// Where one block's visible context begins, in whole panels.
-struct Span {
-    /// First context row of the first panel.
-    base: usize,
-    /// Context columns scored, a multiple of PANEL.
-    context_columns: usize,
-    /// Context rows that exist among them.
-    context_rows: usize,
+/// Room for one block under one head.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Scaled queries, [queries, D].
+    queries: Vec<f32>,
+    /// Gradients of the result, each row times its 1 / total, [queries, D].
+    dy: Vec<f32>,
+    /// Either, turned: [D, columns].
+    turned: Vec<f32>,
+    /// exp(score - largest), [keys, columns].
+    weights: Vec<f32>,
+    /// Gradients of the scores, [keys, columns].
+    dscores: Vec<f32>,
+    /// 1 / total of each column.
+    inverse: Vec<f32>,
+    /// What a query's weights give on average of their gradients, a column each.
+    means: Vec<f32>,
+    /// [queries, D].
+    out: Vec<f32>,
 }
 
-impl HeadTask<'_> {
-    fn group(&self) -> usize {
-        self.sizes.heads / self.sizes.kv_heads
+/// The two stretches of keys that a block scores: rows of keys and values, and where their scores begin.
+struct Stretches {
+    context: Range<usize>,
+    own: Range<usize>,
+}
+
+impl Stretches {
+    fn keys(&self) -> usize {
+        self.context.len() + self.own.len()
     }
 
-    /// Context rows that the task's blocks reach.
-    fn reach(&self) -> usize {
-        self.blocks.iter().map(|block| block.anchor).max().unwrap_or(0)
+    /// (first score row, key rows), without an empty context.
+    fn each(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let parts = [(0, self.context.clone()), (self.context.len(), self.own.clone())];
+        parts.into_iter().filter(|(_, rows)| !rows.is_empty())
     }
+}
 
-    /// Rows of the task's key layout: the reached context, then each block's own slots.
-    fn key_rows(&self) -> usize {
-        self.reach() + self.blocks.len() * self.sizes.block_size
+/// At least `len` floats of whatever was there.
+fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
     }
+    &mut buffer[..len]
+}
 
-    /// Row of k and v (in heads' units) that stands behind row `i` of the task's key layout.
-    fn key_row(&self, i: usize) -> usize {
-        let reach = self.reach();
-        let context_start = self.blocks.first().map_or(0, |block| block.context_start);
-        if i < reach {
-            context_start + i
-        } else {
-            self.context_rows + self.first_block * self.sizes.block_size + i - reach
-        }
-    }
-
-    /// Copies this head's keys into the task's layout, [key_rows, D].
-    fn gather_keys(&self, k: &[f32]) -> Vec<f32> {
-        let (d, stride) = (self.sizes.d, self.sizes.kv_heads * self.sizes.d);
-        let mut rows = vec![0f32; self.key_rows() * d];
-        for (i, row) in rows.chunks_exact_mut(d).enumerate() {
-            row.copy_from_slice(&k[self.key_row(i) * stride + self.head * d..][..d]);
-        }
-        rows
-    }
-
-    /// Copies this head's query group into [blocks * B * group, D].
-    fn gather_queries(&self, q: &[f32]) -> Vec<f32> {
-        let (d, group, width) = (self.sizes.d, self.group(), self.sizes.heads * self.sizes.d);
-        let rows = self.blocks.len() * self.sizes.block_size;
-        let first = self.first_block * self.sizes.block_size;
-        (0..rows)
-            .flat_map(|r| {
-                q[(first + r) * width + self.head * group * d..][..group * d]
-                    .iter()
-                    .copied()
-            })
-            .collect()
-    }
-
-    /// Adds task-layout query rows to the [N * B, heads, D] whole.
-    pub(super) fn scatter_queries(&self, part: &[f32], whole: &mut [f32]) {
-        let (d, group, width) = (self.sizes.d, self.group(), self.sizes.heads * self.sizes.d);
-        let first = self.first_block * self.sizes.block_size;
-        for (r, part) in part.chunks_exact(group * d).enumerate() {
-            whole[(first + r) * width + self.head * group * d..][..group * d].copy_from_slice(part);
-        }
-    }
-
-    /// Adds task-layout key rows to the [T + N * B, kv_heads, D] whole.
-    pub(super) fn scatter_keys(&self, part: &[f32], whole: &mut [f32]) {
-        let (d, stride) = (self.sizes.d, self.sizes.kv_heads * self.sizes.d);
-        for (i, part) in part.chunks_exact(d).enumerate() {
-            let row = &mut whole[self.key_row(i) * stride + self.head * d..][..d];
-            for (whole, part) in row.iter_mut().zip(part) {
-                *whole += part;
-            }
-        }
-    }
-
-    /// Attention output in the task's query layout.
-    pub(super) fn forward(&self, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f32> {
-        let (queries, keys, values) = (self.gather_queries(q), self.gather_keys(k), self.gather_keys(v));
+impl Inputs<'_> {
+    /// Attention of block `n` under `head`, into its B stretches of [group, D].
+    pub(super) fn forward(&self, n: usize, head: usize, scratch: &mut Scratch, into: &mut [&mut [f32]]) {
         vectorised(
             #[inline(always)]
             || {
-                let panels = Panels::new(self, &keys);
-                let mut y = vec![0f32; queries.len()];
-                let rows = self.sizes.block_size * self.group();
-                let mut probs = Vec::new();
-                for (n, y) in y.chunks_exact_mut(rows * self.sizes.d).enumerate() {
-                    let span = self.probabilities(n, &queries, &panels, &mut probs);
-                    let columns = probs.len() / rows;
-                    for (at, first, count) in self.value_parts(n, &span) {
-                        let coefficients = Coefficients {
-                            data: &probs[at..],
-                            row: columns,
-                            step: 1,
-                        };
-                        multiply_add(
-                            y,
-                            coefficients,
-                            rows,
-                            count,
-                            &values[first * self.sizes.d..],
-                            self.sizes.d,
-                        );
-                    }
+                let (d, queries) = (self.sizes.d, self.sizes.queries());
+                let stretches = self.weights(n, head, scratch);
+                let out = room(&mut scratch.out, queries * d);
+                self.over_keys(&scratch.weights, &stretches, self.of_head(self.values, head), out);
+                for (row, factor) in out.chunks_exact_mut(d).zip(&scratch.inverse) {
+                    scale(row, *factor);
                 }
-                y
+                spread(out, into);
             },
-        )
+        );
     }
 
-    /// Gradients in the task's layouts.
-    pub(super) fn backward(&self, q: &[f32], k: &[f32], v: &[f32], dy: &[f32]) -> Gradients {
-        let (queries, keys, values) = (self.gather_queries(q), self.gather_keys(k), self.gather_keys(v));
-        let dy = self.gather_queries(dy);
-        let d = self.sizes.d;
+    /// Adds the gradients of block `n` under `head` to those of its keys, whose own rows stand at `own`, and writes
+    /// those of its queries into B stretches of [group, D].
+    pub(super) fn backward(
+        &self,
+        (n, head): (usize, usize),
+        (y, dy): (&[f32], &[f32]),
+        scratch: &mut Scratch,
+        into: &mut [&mut [f32]],
+        (of_keys, own): (&mut KeyGradients, usize),
+    ) {
         vectorised(
             #[inline(always)]
             || {
-                let (key_panels, value_panels) = (Panels::new(self, &keys), Panels::new(self, &values));
-                let mut out = Gradients {
-                    dq: vec![0f32; queries.len()],
-                    dk: vec![0f32; keys.len()],
-                    dv: vec![0f32; keys.len()],
-                };
-                let rows = self.sizes.block_size * self.group();
-                let (mut probs, mut dprobs) = (Vec::new(), Vec::new());
-                let scale = self.scale();
-                for n in 0..self.blocks.len() {
-                    let mine = n * rows * d..(n + 1) * rows * d;
-                    let span = self.probabilities(n, &queries, &key_panels, &mut probs);
-                    self.products(n, &dy, &value_panels, &span, &mut dprobs);
-                    let columns = probs.len() / rows;
-                    // dS = P * (dP - sum P dP), times the score's scale; a masked pair has P = 0 and so dS = 0.
-                    for (p, dp) in probs.chunks_exact(columns).zip(dprobs.chunks_exact_mut(columns)) {
-                        let mean = dot(p, dp);
-                        for (dp, p) in dp.iter_mut().zip(p) {
-                            *dp = p * (*dp - mean) * scale;
-                        }
-                    }
-                    for (at, first, count) in self.value_parts(n, &span) {
-                        let ds = Coefficients {
-                            data: &dprobs[at..],
-                            row: columns,
-                            step: 1,
-                        };
-                        multiply_add(&mut out.dq[mine.clone()], ds, rows, count, &keys[first * d..], d);
-                        let ds = Coefficients {
-                            data: &dprobs[at..],
-                            row: 1,
-                            step: columns,
-                        };
-                        multiply_add(
-                            &mut out.dk[first * d..(first + count) * d],
-                            ds,
-                            count,
-                            rows,
-                            &queries[mine.clone()],
-                            d,
-                        );
-                        let p = Coefficients {
-                            data: &probs[at..],
-                            row: 1,
-                            step: columns,
-                        };
-                        multiply_add(
-                            &mut out.dv[first * d..(first + count) * d],
-                            p,
-                            count,
-                            rows,
-                            &dy[mine.clone()],
-                            d,
-                        );
+                let (d, queries, columns) = (self.sizes.d, self.sizes.queries(), self.sizes.columns());
+                let stretches = self.weights(n, head, scratch);
+                // With P = W / total, dV = W^T dY' and dS = W * (dP' - mean) where dY' is dY / total, dP' = dY' V^T and
+                // mean = sum of P dP' = Y dY'. A masked pair has W = 0 and so dS = 0.
+                let rows = room(&mut scratch.dy, queries * d);
+                let out = room(&mut scratch.out, queries * d);
+                self.gather(n, head, dy, 1.0, rows);
+                self.gather(n, head, y, 1.0, out);
+                let means = room(&mut scratch.means, columns);
+                for (r, (row, y)) in rows.chunks_exact_mut(d).zip(out.chunks_exact(d)).enumerate() {
+                    scale(row, scratch.inverse[r]);
+                    means[r] = dot(row, y);
+                }
+                let turned = room(&mut scratch.turned, d * columns);
+                turn(rows, turned, columns);
+                let dscores = room(&mut scratch.dscores, stretches.keys() * columns);
+                self.against(&stretches, self.of_head(self.values, head), turned, dscores);
+                for (ds, w) in dscores
+                    .chunks_exact_mut(columns)
+                    .zip(scratch.weights.chunks_exact(columns))
+                {
+                    for ((ds, w), mean) in ds.iter_mut().zip(w).zip(&*means) {
+                        *ds = w * (*ds - mean);
                     }
                 }
-                out
+                self.over_keys(dscores, &stretches, self.of_head(self.keys, head), out);
+                scale(out, self.sizes.scale());
+                spread(out, into);
+                for (at, keys) in stretches.each() {
+                    let first = if at == stretches.context.len() {
+                        own
+                    } else {
+                        keys.start - self.blocks[n].context_start
+                    };
+                    let sizes = (keys.len(), queries, d);
+                    let (ds, w) = (&dscores[at * columns..], &scratch.weights[at * columns..]);
+                    multiply_add(
+                        Matrix(ds, columns),
+                        Matrix(&scratch.queries, d),
+                        &mut of_keys.dk[first * d..],
+                        d,
+                        sizes,
+                    );
+                    multiply_add(
+                        Matrix(w, columns),
+                        Matrix(rows, d),
+                        &mut of_keys.dv[first * d..],
+                        d,
+                        sizes,
+                    );
+                }
             },
-        )
+        );
     }
 
-    fn scale(&self) -> f32 {
-        (1.0 / (self.sizes.d as f64).sqrt()) as f32
-    }
-
-    fn span(&self, n: usize) -> Span {
-        let anchor = self.blocks[n].anchor;
-        let first = self
-            .sizes
-            .rule
-            .window
-            .map_or(0, |w| (anchor + 1).saturating_sub(w).min(anchor));
-        let base = first / PANEL * PANEL;
-        Span {
-            base,
-            context_columns: (anchor - base).div_ceil(PANEL) * PANEL,
-            context_rows: anchor - base,
+    /// The keys that some slot of block `n` sees.
+    fn stretches(&self, n: usize) -> Stretches {
+        let (block, b) = (self.blocks[n], self.sizes.block_size);
+        let first = (self.sizes.rule.window).map_or(0, |w| (block.anchor + 1).saturating_sub(w).min(block.anchor));
+        let own = self.context_rows + n * b;
+        Stretches {
+            context: block.context_start + first..block.context_start + block.anchor,
+            own: own..own + b,
         }
     }
 
-    /// (column, first key row, keys) of the two stretches that block `n` multiplies values over.
-    fn value_parts(&self, n: usize, span: &Span) -> [(usize, usize, usize); 2] {
-        let b = self.sizes.block_size;
-        [
-            (0, span.base, span.context_rows),
-            (span.context_columns, self.reach() + n * b, b),
-        ]
+    /// The slots of block `n` that see the key at a row of keys and values.
+    #[inline(always)]
+    fn seen_by(&self, n: usize, row: usize) -> Range<usize> {
+        let (block, b, rule) = (self.blocks[n], self.sizes.block_size, self.sizes.rule);
+        if row < self.context_rows {
+            let behind = block.anchor - (row - block.context_start);
+            return 0..rule.window.map_or(b, |w| b.min(w.saturating_sub(behind)));
+        }
+        let slot = row - self.context_rows - n * b;
+        let first = rule.window.map_or(0, |w| (slot + 1).saturating_sub(w));
+        (if rule.causal { slot } else { first })..rule.window.map_or(b, |w| b.min(slot + w))
     }
 
-    /// Rows of block `n` against panels: [B * group, context columns + own columns].
+    /// One head's rows of keys or values.
+    fn of_head<'x>(&self, x: &'x [f32], head: usize) -> &'x [f32] {
+        let floats = x.len() / self.sizes.kv_heads;
+        &x[head * floats..][..floats]
+    }
+
+    /// Copies the rows of block `n` under `head` out of [N * B, heads, D], times `factor`.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "see simd::vectorised")]
-    fn products(&self, n: usize, rows_of: &[f32], panels: &Panels, span: &Span, out: &mut Vec<f32>) {
-        let (d, rows) = (self.sizes.d, self.sizes.block_size * self.group());
-        let own = self.sizes.block_size.div_ceil(PANEL);
-        let columns = span.context_columns + own * PANEL;
-        out.clear();
-        out.resize(rows * columns, 0.0);
-        let a = Coefficients {
-            data: &rows_of[n * rows * d..(n + 1) * rows * d],
-            row: d,
-            step: 1,
-        };
-        let first = span.base / PANEL;
-        let context = (first..first + span.context_columns / PANEL).map(|p| panels.context(p, d));
-        let own = (0..own).map(|p| panels.own(n * own + p, d));
-        for (p, panel) in context.chain(own).enumerate() {
-            let mut row = 0;
-            while row < rows {
-                let at = row * columns + p * PANEL;
-                if rows - row >= 4 {
-                    tile::<4>(&mut out[at..], columns, a.from(row), d, panel, PANEL);
-                    row += 4;
-                } else {
-                    tile::<1>(&mut out[at..], columns, a.from(row), d, panel, PANEL);
-                    row += 1;
+    fn gather(&self, n: usize, head: usize, x: &[f32], factor: f32, rows: &mut [f32]) {
+        let (width, whole) = (self.sizes.group() * self.sizes.d, self.sizes.heads * self.sizes.d);
+        for (slot, part) in rows.chunks_exact_mut(width).enumerate() {
+            let x = &x[(n * self.sizes.block_size + slot) * whole + head * width..][..width];
+            for (part, x) in part.iter_mut().zip(x) {
+                *part = x * factor;
+            }
+        }
+    }
+
+    /// scores [keys, columns] = rows of the stretches [keys, D] x turned [D, columns].
+    #[inline(always)]
+    fn against(&self, stretches: &Stretches, rows: &[f32], turned: &[f32], scores: &mut [f32]) {
+        let (d, columns) = (self.sizes.d, self.sizes.columns());
+        for (at, keys) in stretches.each() {
+            let (rows, count) = (Matrix(&rows[keys.start * d..], d), keys.len());
+            let into = &mut scores[at * columns..];
+            multiply(rows, Matrix(turned, columns), into, columns, (count, d, columns));
+        }
+    }
+
+    /// out [queries, D] = scores^T [queries, keys] x rows of the stretches [keys, D].
+    #[inline(always)]
+    fn over_keys(&self, scores: &[f32], stretches: &Stretches, rows: &[f32], out: &mut [f32]) {
+        let (d, columns) = (self.sizes.d, self.sizes.columns());
+        for (part, (at, keys)) in stretches.each().enumerate() {
+            let left = Left::Transposed(Matrix(&scores[at * columns..], columns));
+            let right = Matrix(&rows[keys.start * d..], d);
+            let sizes = (self.sizes.queries(), keys.len(), d);
+            if part == 0 {
+                multiply(left, right, out, d, sizes);
+            } else {
+                multiply_add(left, right, out, d, sizes);
+            }
+        }
+    }
+
+    /// Fills the scratch's scaled queries, its weights exp(score - largest) and the inverses of their totals; a weight
+    /// is exactly zero where the rule forbids.
+    #[inline(always)]
+    fn weights(&self, n: usize, head: usize, scratch: &mut Scratch) -> Stretches {
+        let (d, columns, stretches) = (self.sizes.d, self.sizes.columns(), self.stretches(n));
+        let queries = room(&mut scratch.queries, self.sizes.queries() * d);
+        self.gather(n, head, self.q, self.sizes.scale(), queries);
+        let turned = room(&mut scratch.turned, d * columns);
+        turn(queries, turned, columns);
+        let weights = room(&mut scratch.weights, stretches.keys() * columns);
+        self.against(&stretches, self.of_head(self.keys, head), turned, weights);
+        self.mask(n, &stretches, f32::NEG_INFINITY, weights);
+        softmax(weights, room(&mut scratch.inverse, columns), columns);
+        self.mask(n, &stretches, 0.0, weights);
+        stretches
+    }
+
+    /// Puts `value` where the rule forbids.
+    #[inline(always)]
+    fn mask(&self, n: usize, stretches: &Stretches, value: f32, scores: &mut [f32]) {
+        let (group, rule) = (self.sizes.group(), self.sizes.rule);
+        if rule.window.is_none() && !rule.causal {
+            return;
+        }
+        let keys = stretches.context.clone().chain(stretches.own.clone());
+        for (row, scores) in keys.zip(scores.chunks_exact_mut(self.sizes.columns())) {
+            let seen = self.seen_by(n, row);
+            scores[..seen.start * group].fill(value);
+            scores[seen.end * group..self.sizes.queries()].fill(value);
+        }
+    }
+}
+
+/// Turns rows [R, D] into [D, columns]; columns from R on are zero.
+#[inline(always)]
+fn turn(rows: &[f32], turned: &mut [f32], columns: usize) {
+    let d = turned.len() / columns;
+    // A vector's worth of rows at a time: each cache line of the result is written once, whole.
+    for (part, rows) in rows.chunks(LANES * d).enumerate() {
+        for i in 0..d {
+            let mut line = [0f32; LANES];
+            for (slot, row) in line.iter_mut().zip(rows.chunks_exact(d)) {
+                *slot = row[i];
+            }
+            turned[i * columns + part * LANES..][..LANES].copy_from_slice(&line);
+        }
+    }
+}
+
+/// Scores [keys, columns] to exp(score - largest of the column); `inverse` becomes 1 / total of each column.
+#[inline(always)]
+fn softmax(scores: &mut [f32], inverse: &mut [f32], columns: usize) {
+    for (part, inverse) in inverse.chunks_exact_mut(LANES).enumerate() {
+        let mut largest = [f32::NEG_INFINITY; LANES];
+        for row in scores.chunks_exact(columns) {
+            let row = &row[part * LANES..][..LANES];
+            for l in 0..LANES {
+                largest[l] = if row[l] > largest[l] { row[l] } else { largest[l] };
+            }
+        }
+        let mut totals = [0f32; LANES];
+        for rows in scores.chunks_mut(SUMMED * columns) {
+            let mut sums = [0f32; LANES];
+            for row in rows.chunks_exact_mut(columns) {
+                let row = &mut row[part * LANES..][..LANES];
+                for l in 0..LANES {
+                    row[l] = exp(row[l] - largest[l]);
+                    sums[l] += row[l];
                 }
             }
-        }
-    }
-
-    /// Softmax probabilities of block `n`; exactly zero where the rule forbids.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "see simd::vectorised")]
-    fn probabilities(&self, n: usize, queries: &[f32], panels: &Panels, out: &mut Vec<f32>) -> Span {
-        let (b, group, rule) = (self.sizes.block_size, self.group(), self.sizes.rule);
-        let (span, anchor, scale) = (self.span(n), self.blocks[n].anchor, self.scale());
-        self.products(n, queries, panels, &span, out);
-        let columns = out.len() / (b * group);
-        for (row, scores) in out.chunks_exact_mut(columns).enumerate() {
-            let slot = row / group;
-            for score in scores.iter_mut() {
-                *score *= scale;
+            for l in 0..LANES {
+                totals[l] += sums[l];
             }
-            // Visible stretches: context [c0, c1), own slots [o0, o1).
-            let c0 = rule
-                .window
-                .map_or(0, |w| (anchor + slot + 1).saturating_sub(w).min(anchor))
-                .max(span.base)
-                - span.base;
-            let c1 = span.context_rows;
-            let o0 = rule.window.map_or(0, |w| (slot + 1).saturating_sub(w));
-            let o1 = if rule.causal {
-                slot + 1
-            } else {
-                rule.window.map_or(b, |w| b.min(slot + w))
-            };
-            let (context, own) = scores.split_at_mut(span.context_columns);
-            let largest = max(&context[c0..c1]).max(max(&own[o0..o1]));
-            let total = exp_shifted(&mut context[c0..c1], largest) + exp_shifted(&mut own[o0..o1], largest);
-            let inverse = 1.0 / total;
-            for p in context[c0..c1].iter_mut().chain(&mut own[o0..o1]) {
-                *p *= inverse;
-            }
-            context[..c0].fill(0.0);
-            context[c1..].fill(0.0);
-            own[..o0].fill(0.0);
-            own[o1..].fill(0.0);
         }
-        span
-    }
-}
-
-/// Key rows transposed into [D, PANEL] panels: the context's, then each block's own.
-struct Panels {
-    data: Vec<f32>,
-    context_panels: usize,
-}
-
-impl Panels {
-    fn new(task: &HeadTask<'_>, rows: &[f32]) -> Self {
-        let (d, b, reach) = (task.sizes.d, task.sizes.block_size, task.reach());
-        let mut data = Vec::new();
-        let mut transpose = |rows: &[f32]| {
-            for rows in rows.chunks(PANEL * d) {
-                let at = data.len();
-                data.resize(at + PANEL * d, 0.0);
-                for (column, row) in rows.chunks_exact(d).enumerate() {
-                    for (i, value) in row.iter().enumerate() {
-                        data[at + i * PANEL + column] = *value;
-                    }
-                }
-            }
-        };
-        transpose(&rows[..reach * d]);
-        for own in rows[reach * d..].chunks_exact(b * d) {
-            transpose(own);
-        }
-        Self {
-            data,
-            context_panels: reach.div_ceil(PANEL),
-        }
-    }
-
-    fn context(&self, panel: usize, d: usize) -> &[f32] {
-        &self.data[panel * PANEL * d..][..PANEL * d]
-    }
-
-    fn own(&self, panel: usize, d: usize) -> &[f32] {
-        self.context(self.context_panels + panel, d)
-    }
-}
-
-/// The left factor of a small product: element (r, j) at `r * row + j * step`.
-#[derive(Clone, Copy)]
-struct Coefficients<'a> {
-    data: &'a [f32],
-    row: usize,
-    step: usize,
-}
-
-impl Coefficients<'_> {
-    fn from(self, row: usize) -> Self {
-        Self {
-            data: &self.data[row * self.row..],
-            ..self
+        for l in 0..LANES {
+            inverse[l] = 1.0 / totals[l];
         }
     }
 }
 
-/// out [rows, D] += a [rows, n] x b [n, D].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "see simd::vectorised")]
-fn multiply_add(out: &mut [f32], a: Coefficients<'_>, rows: usize, n: usize, b: &[f32], d: usize) {
-    let body = d - d % PANEL;
-    if n == 0 {
-        return;
-    }
-    for column in (0..body).step_by(PANEL) {
-        let mut row = 0;
-        while row < rows {
-            let at = row * d + column;
-            if rows - row >= 4 {
-                tile::<4>(&mut out[at..], d, a.from(row), n, &b[column..], d);
-                row += 4;
-            } else {
-                tile::<1>(&mut out[at..], d, a.from(row), n, &b[column..], d);
-                row += 1;
-            }
-        }
-    }
-    for row in 0..rows {
-        for j in 0..n {
-            let s = a.data[row * a.row + j * a.step];
-            for c in body..d {
-                out[row * d + c] += s * b[j * d + c];
-            }
-        }
+fn scale(x: &mut [f32], factor: f32) {
+    for x in x {
+        *x *= factor;
     }
 }
 
-/// out [R, PANEL] += a [R, n] x panel [n, PANEL], the sums in registers.
+/// Copies rows into the stretches where they belong, which are all of one length.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "see simd::vectorised")]
-fn tile<const R: usize>(
-    out: &mut [f32],
-    out_row: usize,
-    a: Coefficients<'_>,
-    n: usize,
-    panel: &[f32],
-    panel_row: usize,
-) {
-    let mut sums = [[0f32; PANEL]; R];
-    for j in 0..n {
-        let b = &panel[j * panel_row..][..PANEL];
-        for (r, sums) in sums.iter_mut().enumerate() {
-            let s = a.data[r * a.row + j * a.step];
-            for c in 0..PANEL {
-                sums[c] += s * b[c];
-            }
-        }
-    }
-    for (r, sums) in sums.iter().enumerate() {
-        for (out, sum) in out[r * out_row..][..PANEL].iter_mut().zip(sums) {
-            *out += sum;
-        }
+fn spread(rows: &[f32], into: &mut [&mut [f32]]) {
+    let width = into.first().map_or(1, |part| part.len());
+    for (part, row) in into.iter_mut().zip(rows.chunks_exact(width)) {
+        part.copy_from_slice(row);
     }
 }

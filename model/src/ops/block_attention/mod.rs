@@ -5,8 +5,8 @@
 //! layer's window, if any); slot i of the own block is visible to slot j iff |j - i| < W, and i <= j in a causal
 //! layer. Heads: query head h reads key/value head h / (heads / kv_heads); the scale is head_dim^-1/2.
 //!
-//! Work is one task a (sample, key/value head): the task transposes its context once and serves all its blocks, so
-//! the cost is in visible pairs and no [N * B, T] matrix exists. Scores of one block live in scratch.
+//! Forward, a task is one (block, key/value head); backward, it is a [`Part`], some blocks of one sample under one
+//! head. The cost is in visible pairs and no [N * B, T] matrix exists: scores of one block live in scratch.
 
 mod kernel;
 
@@ -14,9 +14,15 @@ use super::{on_cpu, slice_of, with_slice};
 use crate::blocks::Block;
 use crate::drafter_config::LayerRule;
 use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Result, Shape, Tensor};
-use kernel::{HeadTask, Sizes};
+use kernel::{Inputs, KeyGradients, Scratch, Sizes};
 use rayon::prelude::*;
+use std::borrow::Cow;
 use std::sync::Arc;
+
+/// Parts that a backward pass is cut into at least, where there are blocks enough: two threads or eight share them.
+const PARTS: usize = 8;
+/// Blocks of a part at least: every part has its own sums of the key gradients, which cost room and a last addition.
+const LEAST_BLOCKS: usize = 4;
 
 /// Which blocks attend, by which rule.
 #[derive(Debug, Clone)]
@@ -179,31 +185,144 @@ struct BlockAttention {
     sizes: Sizes,
 }
 
+/// Blocks of one sample whose key gradients are summed up together, under one key/value head.
+struct Part {
+    head: usize,
+    blocks: Vec<usize>,
+    /// Context rows that they reach.
+    reach: usize,
+}
+
 impl BlockAttention {
-    /// One task a (sample, key/value head), in a fixed order.
-    fn tasks(&self) -> Vec<HeadTask<'_>> {
-        let per_head = |run: std::ops::Range<usize>| (0..self.sizes.kv_heads).map(move |head| (run.clone(), head));
-        let runs = self.plan.samples().into_iter().flat_map(per_head);
-        runs.map(|(run, head)| HeadTask {
-            sizes: self.sizes,
-            blocks: &self.plan.blocks[run.clone()],
-            first_block: run.start,
-            context_rows: self.plan.context_rows,
-            head,
-        })
-        .collect()
+    /// Every sample's blocks, dealt out in turn (later blocks cost more) so that few samples and heads still occupy the
+    /// threads. The number of parts decides the order of additions, so it comes from the sizes alone.
+    fn parts(&self) -> Vec<Part> {
+        let (samples, heads) = (self.plan.samples(), self.sizes.kv_heads);
+        let split = PARTS.div_ceil(samples.len().max(1) * heads);
+        let dealt = |run: std::ops::Range<usize>| {
+            let split = split.min(run.len().div_ceil(LEAST_BLOCKS));
+            (0..split).map(move |at| run.clone().skip(at).step_by(split).collect::<Vec<usize>>())
+        };
+        let lists = samples.into_iter().flat_map(dealt);
+        lists
+            .flat_map(|blocks| {
+                let reach = blocks.iter().map(|n| self.plan.blocks[*n].anchor).max().unwrap_or(0);
+                (0..heads).map(move |head| Part {
+                    head,
+                    blocks: blocks.clone(),
+                    reach,
+                })
+            })
+            .collect()
     }
 
-    fn backward(&self, q: &[f32], k: &[f32], v: &[f32], dy: &[f32]) -> [Vec<f32>; 3] {
-        let tasks = self.tasks();
-        let parts: Vec<kernel::Gradients> = tasks.par_iter().map(|task| task.backward(q, k, v, dy)).collect();
-        let (mut dq, mut dk, mut dv) = (vec![0f32; q.len()], vec![0f32; k.len()], vec![0f32; v.len()]);
-        for (task, part) in tasks.iter().zip(&parts) {
-            task.scatter_queries(&part.dq, &mut dq);
-            task.scatter_keys(&part.dk, &mut dk);
-            task.scatter_keys(&part.dv, &mut dv);
+    fn inputs<'p>(&'p self, q: &'p [f32], keys: &'p [f32], values: &'p [f32]) -> Inputs<'p> {
+        Inputs {
+            sizes: self.sizes,
+            blocks: &self.plan.blocks,
+            context_rows: self.plan.context_rows,
+            q,
+            keys,
+            values,
         }
+    }
+
+    /// [rows, kv_heads, D] as [kv_heads, rows, D].
+    fn by_head<'x>(&self, x: &'x [f32]) -> Cow<'x, [f32]> {
+        let (heads, d) = (self.sizes.kv_heads, self.sizes.d);
+        if heads == 1 {
+            return Cow::Borrowed(x);
+        }
+        let mut parted = Vec::with_capacity(x.len());
+        for head in 0..heads {
+            for row in x.chunks_exact(heads * d) {
+                parted.extend_from_slice(&row[head * d..][..d]);
+            }
+        }
+        Cow::Owned(parted)
+    }
+
+    /// The rows of [N * B, heads, D] apart: B stretches of [group, D] for each block and key/value head.
+    fn stretches<'x>(&self, x: &'x mut [f32]) -> Vec<Vec<&'x mut [f32]>> {
+        let (b, heads) = (self.sizes.block_size, self.sizes.kv_heads);
+        let mut stretches: Vec<Vec<&mut [f32]>> = Vec::new();
+        stretches.resize_with(self.plan.blocks.len() * heads, || Vec::with_capacity(b));
+        for (i, part) in x.chunks_exact_mut(self.sizes.group() * self.sizes.d).enumerate() {
+            stretches[i / (b * heads) * heads + i % heads].push(part);
+        }
+        stretches
+    }
+
+    fn forward(&self, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f32> {
+        let (keys, values) = rayon::join(|| self.by_head(k), || self.by_head(v));
+        let (inputs, heads) = (self.inputs(q, &keys, &values), self.sizes.kv_heads);
+        let mut y = vec![0f32; q.len()];
+        let places = self.stretches(&mut y).into_par_iter().enumerate();
+        places.for_each_init(Scratch::default, |scratch, (i, mut into)| {
+            inputs.forward(i / heads, i % heads, scratch, &mut into);
+        });
+        y
+    }
+
+    fn backward(&self, q: &[f32], k: &[f32], v: &[f32], y: &[f32], dy: &[f32]) -> [Vec<f32>; 3] {
+        let (keys, values) = rayon::join(|| self.by_head(k), || self.by_head(v));
+        let (inputs, heads, b, d) = (
+            self.inputs(q, &keys, &values),
+            self.sizes.kv_heads,
+            self.sizes.block_size,
+            self.sizes.d,
+        );
+        let mut dq = vec![0f32; q.len()];
+        let mut places = self.stretches(&mut dq);
+        let parts = self.parts();
+        let tasks: Vec<_> = (parts.iter())
+            .map(|part| {
+                let places = part
+                    .blocks
+                    .iter()
+                    .map(|n| std::mem::take(&mut places[n * heads + part.head]));
+                (part, places.collect::<Vec<_>>())
+            })
+            .collect();
+        let gradients: Vec<KeyGradients> = (tasks.into_par_iter())
+            .map_init(Scratch::default, |scratch, (part, places)| {
+                let floats = (part.reach + part.blocks.len() * b) * d;
+                let mut gradients = KeyGradients {
+                    dk: vec![0f32; floats],
+                    dv: vec![0f32; floats],
+                };
+                for (at, (n, mut into)) in part.blocks.iter().zip(places).enumerate() {
+                    let of_keys = (&mut gradients, part.reach + at * b);
+                    inputs.backward((*n, part.head), (y, dy), scratch, &mut into, of_keys);
+                }
+                gradients
+            })
+            .collect();
+        let whole = |of: fn(&KeyGradients) -> &[f32]| {
+            let mut whole = vec![0f32; k.len()];
+            for (part, gradients) in parts.iter().zip(&gradients) {
+                self.scatter(part, of(gradients), &mut whole);
+            }
+            whole
+        };
+        let (dk, dv) = rayon::join(|| whole(|both| &both.dk), || whole(|both| &both.dv));
         [dq, dk, dv]
+    }
+
+    /// Adds a part's gradients [reach + blocks * B, D] to the whole [T + N * B, kv_heads, D].
+    fn scatter(&self, part: &Part, gradients: &[f32], whole: &mut [f32]) {
+        let (b, d, heads) = (self.sizes.block_size, self.sizes.d, self.sizes.kv_heads);
+        let start = part.blocks.first().map_or(0, |n| self.plan.blocks[*n].context_start);
+        let own = part
+            .blocks
+            .iter()
+            .flat_map(|n| (n * b..(n + 1) * b).map(|row| self.plan.context_rows + row));
+        for (row, gradients) in (start..start + part.reach).chain(own).zip(gradients.chunks_exact(d)) {
+            let whole = &mut whole[(row * heads + part.head) * d..][..d];
+            for (whole, gradient) in whole.iter_mut().zip(gradients) {
+                *whole += gradient;
+            }
+        }
     }
 }
 
@@ -223,13 +342,7 @@ impl CustomOp3 for BlockAttention {
     ) -> Result<(CpuStorage, Shape)> {
         let q = slice_of(q, ql, self.name())?;
         let (k, v) = (slice_of(k, kl, self.name())?, slice_of(v, vl, self.name())?);
-        let tasks = self.tasks();
-        let parts: Vec<Vec<f32>> = tasks.par_iter().map(|task| task.forward(q, k, v)).collect();
-        let mut y = vec![0f32; q.len()];
-        for (task, part) in tasks.iter().zip(&parts) {
-            task.scatter_queries(part, &mut y);
-        }
-        Ok((CpuStorage::F32(y), ql.shape().clone()))
+        Ok((CpuStorage::F32(self.forward(q, k, v)), ql.shape().clone()))
     }
 
     fn bwd(
@@ -237,13 +350,15 @@ impl CustomOp3 for BlockAttention {
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
-        _y: &Tensor,
+        y: &Tensor,
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let [dq, dk, dv] = with_slice(&q.detach(), self.name(), |q| {
             with_slice(&k.detach(), self.name(), |k| {
                 with_slice(&v.detach(), self.name(), |v| {
-                    with_slice(dy, self.name(), |dy| Ok(self.backward(q, k, v, dy)))
+                    with_slice(&y.detach(), self.name(), |y| {
+                        with_slice(dy, self.name(), |dy| Ok(self.backward(q, k, v, y, dy)))
+                    })
                 })
             })
         })?;
