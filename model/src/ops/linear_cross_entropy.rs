@@ -119,7 +119,7 @@ fn tiled(
             hidden: hidden.detach().narrow(0, start, count)?.contiguous()?,
             states: labels[some.clone()]
                 .iter()
-                .map(|label| Row::new(*label, k, v))
+                .map(|label| Row::new(*label, k, v, compute))
                 .collect(),
             gradient: &mut gradient[start * h..(start + count) * h],
             logits: &mut logits,
