@@ -2,6 +2,10 @@
 //!
 //! Each element of C is one chain of multiply-adds over the inner index, in order, whatever the other sizes.
 #![expect(
+    clippy::needless_range_loop,
+    reason = "sums are indexed by constants, so that they stay in registers"
+)]
+#![expect(
     clippy::inline_always,
     reason = "a kernel must be inlined into the function compiled for the wide unit"
 )]
