@@ -94,8 +94,14 @@ pub fn exp_shifted(x: &mut [f32], shift: f32) -> f32 {
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "see vectorised")]
 pub fn exp(x: f32) -> f32 {
+    exp_within(x.clamp(-87.3, 88.7))
+}
+
+/// [`exp`] of what is within its range already.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "see vectorised")]
+pub fn exp_within(x: f32) -> f32 {
     // x = n ln 2 + r, |r| <= ln 2 / 2; ln 2 is split so that n ln 2 is exact in its high part.
-    let x = x.clamp(-87.3, 88.7);
     // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits, where 2^n takes it from: `n as i32`
     // saturates, and the compiler then makes it one lane at a time.
     let shifted = x * std::f32::consts::LOG2_E + 12_582_912.0;

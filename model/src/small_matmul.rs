@@ -236,6 +236,7 @@ mod tests {
             (9, 5, 83),
             (13, 32, 40),
             (3, 16, 130),
+            (8, 300, 70),
         ] {
             let (sa, sb, sc) = (k + 2, n + 1, n + 3);
             let a: Vec<f32> = (0..m * sa).map(value).collect();
@@ -257,6 +258,26 @@ mod tests {
                 multiply_add(Matrix(&a[i * sa..], sa), Matrix(&b, sb), &mut alone, sc, (1, k, n));
                 assert_eq!(alone, c[i * sc..][..sc], "row {i} alone");
             }
+            let st = m + 5;
+            let turned: Vec<f32> = (0..k * st)
+                .map(|at| a.get(at % st * sa + at / st).copied().unwrap_or(9.0))
+                .collect();
+            let mut again = start.clone();
+            multiply_add(
+                Left::Transposed(Matrix(&turned, st)),
+                Matrix(&b, sb),
+                &mut again,
+                sc,
+                (m, k, n),
+            );
+            assert_eq!(again, c, "{m} {k} {n} from the transpose");
+            let (mut zero, mut whatever) = (start.clone(), start);
+            for row in zero.chunks_exact_mut(sc) {
+                row[..n].fill(0.0);
+            }
+            multiply_add(Matrix(&a, sa), Matrix(&b, sb), &mut zero, sc, (m, k, n));
+            multiply(Matrix(&a, sa), Matrix(&b, sb), &mut whatever, sc, (m, k, n));
+            assert_eq!(whatever, zero, "{m} {k} {n} whatever stood in C");
         }
     }
 }

@@ -4,8 +4,7 @@
 //! of the backward's work thrown away. With [`Compute::Bf16`] the operands of all three products are rounded to BF16 and
 //! the sums stay f32; weights and gradients are f32 either way.
 //!
-//! On the CPU the products are this toolkit's own ([`crate::packed`]), a fifth faster than candle's at a drafter's sizes with
-//! AVX-512, unless candle was built over a vendor's library.
+//! On the CPU the products are this toolkit's own ([`crate::packed`]), unless candle was built over a vendor's library.
 
 use super::{slice_of, with_slice};
 use crate::packed::{Packed, View, multiply};

@@ -7,15 +7,15 @@
 use pulp::bytemuck;
 use rayon::prelude::*;
 
-use super::product::{fill, joined_rounded_into};
-use super::view::{Number, PIECE, View, Word};
-use super::{PANEL, Packed, Panels, STRIP, Stored, Tiles};
+use super::product::{joined_into, joined_rounded_into};
+use super::view::{Number, View, Word};
+use super::{PANEL, Packed, Panels, STRIP, Stored};
 use crate::buffer::Buffer;
 use crate::simd::vectorised;
 
 impl Packed {
     /// Packs a matrix for one product, as it is.
-    pub(crate) fn floats<T: Number>(matrix: View<'_, T>) -> Self {
+    fn floats<T: Number>(matrix: View<'_, T>) -> Self {
         let mut panels = Buffer::stale(size::<f32>(matrix.rows, matrix.depth));
         strips::<T, f32>(matrix, &mut panels);
         Self {
@@ -26,7 +26,7 @@ impl Packed {
     }
 
     /// Packs a matrix for one product, rounded to BF16.
-    pub(crate) fn rounded<T: Number>(matrix: View<'_, T>) -> Self {
+    fn rounded<T: Number>(matrix: View<'_, T>) -> Self {
         let mut panels = Buffer::stale(size::<u32>(matrix.rows, matrix.depth));
         strips::<T, u32>(matrix, bytemuck::cast_slice_mut(&mut panels));
         Self {
@@ -46,8 +46,7 @@ fn size<W: Word>(rows: usize, depth: usize) -> usize {
 const TOGETHER: usize = 8;
 
 fn strips<T: Number, W: Word + Send>(matrix: View<'_, T>, panels: &mut [W]) {
-    let depth = matrix.words::<W>();
-    let size = depth * STRIP;
+    let size = matrix.words::<W>() * STRIP;
     let together = (panels.len() / size)
         .div_ceil(rayon::current_num_threads())
         .clamp(1, TOGETHER);
@@ -58,13 +57,11 @@ fn strips<T: Number, W: Word + Send>(matrix: View<'_, T>, panels: &mut [W]) {
             vectorised(
                 #[inline(always)]
                 || {
-                    for from in (0..depth).step_by(PIECE) {
-                        let words = PIECE.min(depth - from);
-                        let numbers = (words * W::NUMBERS).min(matrix.depth - from * W::NUMBERS);
-                        let matrix = matrix.deep(from * W::NUMBERS, numbers);
+                    for (from, piece) in matrix.pieces::<W>() {
+                        let words = piece.words::<W>();
                         for (i, strip) in strips.chunks_exact_mut(size).enumerate() {
                             let first = (group * together + i) * STRIP;
-                            matrix.strip(first, &mut strip[from * STRIP..][..words * STRIP]);
+                            piece.strip(first, &mut strip[from * STRIP..][..words * STRIP]);
                         }
                     }
                 },
@@ -77,13 +74,7 @@ pub(crate) fn multiply<T: Number>(x: View<'_>, w: View<'_, T>, rounded: bool, ou
     if rounded {
         joined_rounded_into(&[&Packed::rounded(w)], x, out, add);
     } else {
-        fill(
-            &[&Packed::floats(w)],
-            x.rows,
-            &|first, rows| Tiles::new(x.some(first, rows)),
-            out,
-            add,
-        );
+        joined_into(&[&Packed::floats(w)], x, out, add);
     }
 }
 

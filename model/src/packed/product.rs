@@ -36,14 +36,19 @@ impl Packed {
 pub(crate) fn joined(matrices: &[&Packed], x: &[f32]) -> Buffer {
     let x = View::new(x, matrices[0].k);
     let mut out = Buffer::stale(x.rows * width(matrices));
+    joined_into(matrices, x, &mut out, false);
+    out
+}
+
+/// [`joined`] in the place of `out` or, with `add`, added to it.
+pub(super) fn joined_into(matrices: &[&Packed], x: View<'_>, out: &mut [f32], add: bool) {
     fill(
         matrices,
         x.rows,
         &|first, rows| Tiles::new(x.some(first, rows)),
-        &mut out,
-        false,
+        out,
+        add,
     );
-    out
 }
 
 /// As [`joined`], with x rounded to BF16 and, where the processor has them, its BF16 products: then two numbers
@@ -67,14 +72,7 @@ pub(super) fn joined_rounded_into(matrices: &[&Packed], x: View<'_>, out: &mut [
         );
     } else {
         let rounded = x.to_rounded();
-        let x = View::new(&rounded, x.depth);
-        fill(
-            matrices,
-            x.rows,
-            &|first, rows| Tiles::new(x.some(first, rows)),
-            out,
-            add,
-        );
+        joined_into(matrices, View::new(&rounded, x.depth), out, add);
     }
 }
 
@@ -83,13 +81,7 @@ fn width(matrices: &[&Packed]) -> usize {
 }
 
 /// The products of `rows` rows, whose tiles `tiles(first, count)` makes, in the place of `out` or added to it.
-pub(super) fn fill(
-    matrices: &[&Packed],
-    rows: usize,
-    tiles: &(dyn Fn(usize, usize) -> Tiles + Sync),
-    out: &mut [f32],
-    add: bool,
-) {
+fn fill(matrices: &[&Packed], rows: usize, tiles: &(dyn Fn(usize, usize) -> Tiles + Sync), out: &mut [f32], add: bool) {
     let (k, width) = (matrices[0].k, width(matrices));
     if out.is_empty() {
         return;

@@ -7,7 +7,7 @@
 use pulp::{Simd, bytemuck};
 
 use super::View;
-use super::view::{PIECE, Word};
+use super::view::Word;
 use crate::buffer::Buffer;
 use crate::simd::vectorised;
 
@@ -52,17 +52,15 @@ impl Tiles {
         vectorised(
             #[inline(always)]
             || {
-                for from in (0..depth).step_by(PIECE) {
-                    let words_here = PIECE.min(depth - from);
-                    let numbers = (words_here * W::NUMBERS).min(x.depth - from * W::NUMBERS);
-                    let x = x.deep(from * W::NUMBERS, numbers);
+                for (from, piece) in x.pieces::<W>() {
+                    let words_here = piece.words::<W>();
                     for tile in 0..self.count {
                         let (first, height) = self.tile(tile);
                         let out = &mut words[first * depth + from * height..][..words_here * height];
                         macro_rules! interleave {
                             ($($height:literal)*) => {
                                 match height {
-                                    $($height => x.interleave::<W, $height>(first, out),)*
+                                    $($height => piece.interleave::<W, $height>(first, out),)*
                                     _ => {}
                                 }
                             };

@@ -12,7 +12,7 @@ use super::turn::{SIDE, turned};
 
 /// Words of every row that are laid out before the next: a piece of the matrix this deep stays in the second-level cache
 /// while tile after tile or strip after strip takes its part, whichever way it is stored.
-pub(super) const PIECE: usize = 64;
+const PIECE: usize = 64;
 
 /// A stored number.
 pub(crate) trait Number: Copy + Send + Sync {
@@ -145,11 +145,15 @@ impl<'a, T: Number> View<'a, T> {
             .collect()
     }
 
-    /// Some of the numbers of every row.
+    /// Pieces of [`PIECE`] words along the depth, each with its first word.
     #[inline(always)]
-    pub(super) fn deep(self, from: usize, depth: usize) -> Self {
-        let values = &self.values[from * self.step..];
-        Self { values, depth, ..self }
+    pub(super) fn pieces<W: Word>(self) -> impl Iterator<Item = (usize, Self)> {
+        (0..self.words::<W>()).step_by(PIECE).map(move |from| {
+            let first = from * W::NUMBERS;
+            let depth = (PIECE * W::NUMBERS).min(self.depth - first);
+            let values = &self.values[first * self.step..];
+            (from, Self { values, depth, ..self })
+        })
     }
 
     /// Words along the depth.

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use crate::awake::awake;
 use crate::buffer::Buffer;
 use crate::packed::nearest;
-use crate::simd::vectorised;
+use crate::simd::{exp_within, vectorised};
 
 /// A loop that [`wide`] runs. A type rather than a closure or a function value: `run` is called by its name and so is
 /// inlined into the function that is compiled for the wide unit; a closure's body may stay outside, compiled for any x86.
@@ -84,23 +84,8 @@ const AWAKE_FLOATS: usize = 4 * 1024;
 /// What is 4e-31 of its neighbours adds nothing to an f32 sum, but as a denormal it would slow every product it is in.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    // x = n ln 2 + r with |r| <= ln 2 / 2: adding 1.5 * 2^23 rounds n to the nearest integer in the low mantissa bits
-    const ROUND: f32 = 12_582_912.0;
-    let small = x < SMALLEST_EXPONENT;
-    let x = x.clamp(SMALLEST_EXPONENT, 88.0);
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = x - n * 0.693_359_4;
-    let r = r + n * 2.121_944_4e-4;
-    let mut p = 1.987_569_1e-4_f32;
-    p = p * r + 1.398_199_9e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_5e-1;
-    p = p * r + 0.5;
-    let value = p * r * r + r + 1.0;
-    let scale = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
-    if small { 0.0 } else { value * scale }
+    let value = exp_within(x.clamp(SMALLEST_EXPONENT, 88.0));
+    if x < SMALLEST_EXPONENT { 0.0 } else { value }
 }
 
 /// e^x for a log decay x <= 0, as exact as the library's, with the cut of [`exp`].

@@ -56,8 +56,8 @@ pub struct StepArguments {
     /// Sliding window of every layer, in tokens [default: none].
     #[arg(long, value_name = "TOKENS")]
     pub window: Option<usize>,
-    /// Standard deviation of the logits, which random weights leave below 1. A trained drafter is surer: at 6 a slot gives
-    /// 248,320 tokens about as much to choose from as text does. Not with --peer.
+    /// Standard deviation of the logits, which random weights leave below 1; a trained drafter is surer of its tokens. Not
+    /// with --peer.
     #[arg(long, value_name = "S", conflicts_with = "peer")]
     pub logit_spread: Option<f64>,
     /// CPU threads [default: all].
