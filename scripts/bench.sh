@@ -10,7 +10,7 @@
 # drafts right with chance 0.8 would give.
 # step: loss and gradients are held to the peer's on its own weights and batch, then both are timed in turns (ours, peer, ours,
 # peer), shape small in f32 and bf16, shape 08b in f32. capture: prompt passes of 1,024 tokens and plain decoding steps, in turns,
-# the fastest of several on either side.
+# medians of several on either side.
 # THREADS (default 2) holds for all. BIG=0 leaves the 0.8B shapes out (15 GB of memory for the peer, 4 GB of disk, 15 minutes).
 # OUT=FILE keeps the table of step and capture as JSON. Needs network on the first run (scripts/setup_peers.sh). Leave the
 # machine alone meanwhile.
@@ -35,8 +35,9 @@ note() {
 what, side, key, memory, unit = sys.argv[1:]
 line = json.loads(sys.stdin.read())
 if "contexts" in line:
-    line = {"prefill": line["contexts"][-1]["prefill_tokens_per_s"], "capture": line["contexts"][-1]["capture_tokens_per_s"], "decode": 1 / line["contexts"][-1]["step_seconds"],
-            "peak": line["peak_memory_mb"]}
+    last = line["contexts"][-1]
+    line = {"prefill": last["prefill_median_tokens_per_s"], "capture": last["capture_median_tokens_per_s"],
+            "decode": 1 / last["step_median_seconds"], "peak": line["peak_memory_mb"]}
 print(json.dumps({"what": what, "side": side, "value": line[key], "memory_mb": line[memory], "unit": unit}))' "$@" >>"$work/lines.jsonl"
 }
 
@@ -57,17 +58,17 @@ step() { # SHAPE ALGO DTYPE REPEATS
   done
 }
 
-capture() { # SHAPE DTYPE FOLDER
+capture() { # SHAPE DTYPE FOLDER REPEATS
   for _ in 1 2; do
     "$built/dflash-eval" speed --target "$3" --dtype "$2" --contexts 1024 --rows 1 --quiet --json "$work/speed.json" >&2
     note "prompt pass $1 $2, tokens/s" ours prefill peak tokens/s <"$work/speed.json"
     note "capture $1 $2, tokens/s" ours capture peak tokens/s <"$work/speed.json"
     note "plain decoding $1 $2, tokens/s" ours decode peak tokens/s <"$work/speed.json"
     rm "$work/speed.json"
-    "$python" scripts/bench/transformers_target.py --shape "$1" --dtype "$2" | tee "$work/peer.json" >&2
-    note "prompt pass $1 $2, tokens/s" peer fastest_prefill_tok_s peak_rss_mb tokens/s <"$work/peer.json"
-    note "capture $1 $2, tokens/s" peer fastest_prefill_tok_s peak_rss_mb tokens/s <"$work/peer.json" # it has no shorter pass
-    note "plain decoding $1 $2, tokens/s" peer fastest_decode_tok_s peak_rss_mb tokens/s <"$work/peer.json"
+    "$python" scripts/bench/transformers_target.py --shape "$1" --dtype "$2" --repeats "$4" | tee "$work/peer.json" >&2
+    note "prompt pass $1 $2, tokens/s" peer prefill_tok_s peak_rss_mb tokens/s <"$work/peer.json"
+    note "capture $1 $2, tokens/s" peer prefill_tok_s peak_rss_mb tokens/s <"$work/peer.json" # it has no shorter pass
+    note "plain decoding $1 $2, tokens/s" peer decode_tok_s peak_rss_mb tokens/s <"$work/peer.json"
   done
 }
 
@@ -92,8 +93,8 @@ decode() {
 import json, sys
 at = lambda name: json.load(open(f"{sys.argv[1]}/{name}.json"))
 peer, ours = at("peer"), at("speed")["contexts"][-1]
-print(f"plain decoding, context {ours['context']}: {1 / ours['step_seconds']:.0f} tokens/s, transformers {peer['decode_tok_s']:.0f}: "
-      f"{1 / ours['step_seconds'] / peer['decode_tok_s']:.1f} times")
+print(f"plain decoding, context {ours['context']}: {1 / ours['step_median_seconds']:.0f} tokens/s, transformers {peer['decode_tok_s']:.0f}: "
+      f"{1 / ours['step_median_seconds'] / peer['decode_tok_s']:.1f} times")
 for block in ["8", "5", "4", "3", "auto"]:
     print(f"speculative against plain, block {block}: {at('block-' + block)['speedup']:.2f} times")
 PY
@@ -149,12 +150,12 @@ ops)
 capture)
   prepare
   load
-  capture demo f32 $target
-  capture demo bf16 $target
+  capture demo f32 $target 11
+  capture demo bf16 $target 11
   if [ "$big" = 1 ]; then
     big_target
-    capture 08b f32 "$work/08b"
-    capture 08b bf16 "$work/08b"
+    capture 08b f32 "$work/08b" 3
+    capture 08b bf16 "$work/08b" 3
   fi
   table
   ;;

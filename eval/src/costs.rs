@@ -82,13 +82,13 @@ fn cost(
     if let (Some(draft), 1..) = (&mut draft, width) {
         let mut propose = || draft.propose(anchor, width, &mut Sampling::Greedy);
         drafts = propose()?.tokens();
-        draft_seconds = fastest(|| propose().map(drop))?;
+        draft_seconds = repeated(REPEATS, || propose().map(drop))?.fastest;
     }
     let block = [&[anchor], drafts.as_slice()].concat();
     let verify = if width == 0 {
         // a plain step keeps its row, so the context grows by one a repetition: no other way to time it
         let mut taps = Vec::new();
-        let seconds = fastest(|| {
+        let seconds = repeated(REPEATS, || {
             taps.push(session.forward(&block, LogitRows::Last)?.taps);
             Ok(())
         })?;
@@ -98,7 +98,7 @@ fn cost(
         seconds
     } else {
         // a pass that is dropped leaves the session as it was
-        fastest(|| session.verify(&block).map(drop))?
+        repeated(REPEATS, || session.verify(&block).map(drop))?
     };
     let commit = if width == 0 {
         0.
@@ -109,7 +109,8 @@ fn cost(
         width,
         context: context.len(),
         draft: draft_seconds,
-        verify,
+        verify: verify.fastest,
+        verify_median: Some(verify.median),
         commit,
     })
 }
@@ -140,27 +141,31 @@ pub(crate) fn room_for(widths: &[usize]) -> usize {
     MOST_REPEATS + widths.iter().map(|width| COMMITS * (width + 2)).sum::<usize>()
 }
 
-/// Seconds of the fastest of several calls.
-///
-/// # Errors
-/// As `work`.
-pub fn fastest(work: impl FnMut() -> candle_core::Result<()>) -> Result<f64> {
-    fastest_of(REPEATS, work)
+/// Seconds of one call among several.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Seconds {
+    /// The fastest: what the work itself takes, since everything that disturbs it only makes it slower.
+    pub fastest: f64,
+    /// The median: what a peer's median is held to.
+    pub median: f64,
 }
 
-/// As [`fastest`], with at least `repeats` calls.
+/// Times at least `at_least` calls, more while they are short.
 ///
 /// # Errors
 /// As `work`.
-pub fn fastest_of(repeats: usize, mut work: impl FnMut() -> candle_core::Result<()>) -> Result<f64> {
-    let (start, mut best) = (Instant::now(), f64::INFINITY);
-    for repeat in 0..MOST_REPEATS {
-        if repeat >= repeats && start.elapsed().as_secs_f64() > ENOUGH {
-            break;
-        }
+pub fn repeated(at_least: usize, mut work: impl FnMut() -> candle_core::Result<()>) -> Result<Seconds> {
+    ensure!(at_least >= 1, "0 repetitions: expected at least 1");
+    let (start, mut seconds) = (Instant::now(), Vec::new());
+    while seconds.len() < at_least || (seconds.len() < MOST_REPEATS && start.elapsed().as_secs_f64() <= ENOUGH) {
         let begin = Instant::now();
         work()?;
-        best = best.min(begin.elapsed().as_secs_f64());
+        seconds.push(begin.elapsed().as_secs_f64());
     }
-    Ok(best)
+    seconds.sort_by(f64::total_cmp);
+    let middle = seconds.len() / 2;
+    Ok(Seconds {
+        fastest: seconds[0],
+        median: f64::midpoint(seconds[middle], seconds[(seconds.len() - 1) / 2]),
+    })
 }

@@ -5,9 +5,12 @@ use dflash_model::drafter_config::default_target_layer_ids;
 use dflash_model::{Drafting, LogitRows, Target};
 use serde::{Deserialize, Serialize};
 
-use crate::costs::{costs_after, fastest_of, room_for};
+use crate::costs::{costs_after, repeated, room_for};
 use crate::random::below;
 use crate::report::{Setting, WidthCost};
+
+/// Fewest repetitions of a prompt pass and of a capture, which take seconds where a target is large.
+const PROMPTS: usize = 3;
 
 /// Result of a timing run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,19 +27,29 @@ pub struct SpeedReport {
     pub setting: Setting,
 }
 
-/// Timings after one length of context; every figure is the fastest of several repetitions.
+/// Timings after one length of context; every figure is the fastest of several repetitions, unless it is called median.
+/// Medians are absent in reports of earlier versions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContextSpeed {
     /// Tokens of context.
     pub context: usize,
     /// Prompt tokens a second, taps included.
     pub prefill_tokens_per_s: f64,
+    /// The same, by the median repetition.
+    #[serde(default)]
+    pub prefill_median_tokens_per_s: Option<f64>,
     /// Tokens a second of a capture, which ends at its last tap and makes no logits; absent for a target too shallow for
     /// default taps, and in reports of earlier versions.
     #[serde(default)]
     pub capture_tokens_per_s: Option<f64>,
+    /// The same, by the median repetition.
+    #[serde(default)]
+    pub capture_median_tokens_per_s: Option<f64>,
     /// Seconds of a plain step.
     pub step_seconds: f64,
+    /// Seconds of the median plain step.
+    #[serde(default)]
+    pub step_median_seconds: Option<f64>,
     /// Rounds by width, 0 first.
     pub costs: Vec<WidthCost>,
 }
@@ -91,22 +104,26 @@ pub fn speed(
     };
     let mut measured = Vec::new();
     for (done, &context) in contexts.iter().enumerate() {
+        let rate = |seconds: f64| context as f64 / seconds;
         let tokens: Vec<u32> = (0..context as u64).map(|i| below(1, i, vocab) as u32).collect();
         let costs = costs_after(target, drafting, &tokens, &widths)?;
-        let prefill = fastest_of(2, || {
+        let prefill = repeated(PROMPTS, || {
             rayon::scope(|_| target.session(&taps)?.forward(&tokens, LogitRows::Last).map(drop))
         })?;
         let capture = match &captured {
             None => None,
-            Some(taps) => Some(fastest_of(2, || {
+            Some(taps) => Some(repeated(PROMPTS, || {
                 rayon::scope(|_| target.taps(&tokens, taps).map(drop))
             })?),
         };
         measured.push(ContextSpeed {
             context,
-            prefill_tokens_per_s: context as f64 / prefill,
-            capture_tokens_per_s: capture.map(|seconds| context as f64 / seconds),
+            prefill_tokens_per_s: rate(prefill.fastest),
+            prefill_median_tokens_per_s: Some(rate(prefill.median)),
+            capture_tokens_per_s: capture.map(|seconds| rate(seconds.fastest)),
+            capture_median_tokens_per_s: capture.map(|seconds| rate(seconds.median)),
             step_seconds: costs[0].verify,
+            step_median_seconds: costs[0].verify_median,
             costs,
         });
         progress(done + 1);

@@ -16,8 +16,10 @@ use crate::blocks::Blocks;
 use crate::drafter_config::{DrafterConfig, LayerRule};
 use crate::ops::{self, AttentionPlan, Compute, LogitShape, Rotation, Weight, rms_norm};
 use crate::params::Params;
+use crate::recompute::Recompute;
 use crate::selector::CandidateSelector;
 use crate::target::TargetHead;
+use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor};
 use std::path::Path;
 use std::sync::Arc;
@@ -35,6 +37,7 @@ pub struct Drafter {
     pub selector: Option<CandidateSelector>,
     /// What the products of a training pass are computed in.
     pub compute: Compute,
+    recompute: Option<Recompute>,
 }
 
 impl Drafter {
@@ -47,6 +50,20 @@ impl Drafter {
     pub fn computing(config: DrafterConfig, params: &Params, compute: Compute) -> Result<Self> {
         let find = |name: &str| params.vars().get(name).map(|var| var.as_tensor().clone());
         Self::build(config, &Source::new(&find, Use::Training(compute)))
+    }
+
+    /// As [`Self::computing`], but a training pass keeps the inputs of its layers only and computes each layer again for its
+    /// gradients, which are the same bits; those of the layers' variables come from [`Self::recomputed_gradients`].
+    #[must_use]
+    pub fn recomputing(mut self) -> Self {
+        self.recompute = Some(Recompute::default());
+        self
+    }
+
+    /// Gradients of the layers' variables that backward passes have formed beside candle's own store since the last call:
+    /// none, unless [`Self::recomputing`].
+    pub fn recomputed_gradients(&self) -> GradStore {
+        self.recompute.as_ref().map(Recompute::take).unwrap_or_default()
     }
 
     /// Loads a published folder, strictly, for decoding: computes in f32, keeps BF16 matrices as they are stored.
@@ -94,6 +111,7 @@ impl Drafter {
                 Use::Training(compute) => compute,
                 Use::Decoding => Compute::F32,
             },
+            recompute: None,
             config,
         })
     }
@@ -120,21 +138,30 @@ impl Drafter {
         let context = self.context(taps)?;
         let mut x = self.embed_blocks(&blocks.anchors, b, head)?;
         for layer in &self.layers {
-            let (context_k, context_v) = layer.keys_values(&context, &rows, config)?;
             let plan = AttentionPlan {
                 blocks: all_blocks.clone(),
                 block_size: b,
                 context_rows: taps.dim(0)?,
                 rule: layer.rule,
             };
-            x = layer.forward(&x, &slots, b, config, &|q, k, v| {
-                ops::block_attention(
-                    q,
-                    &Tensor::cat(&[&context_k, k], 0)?,
-                    &Tensor::cat(&[&context_v, v], 0)?,
-                    &plan,
-                )
-            })?;
+            let (layer, config) = (layer.clone(), config.clone());
+            let (slots, rows) = (slots.clone(), rows.clone());
+            let forward = move |x: &Tensor, context: &Tensor| {
+                let (context_k, context_v) = layer.keys_values(context, &rows, &config)?;
+                layer.forward(x, &slots, b, &config, &|q, k, v| {
+                    ops::block_attention(
+                        q,
+                        &Tensor::cat(&[&context_k, k], 0)?,
+                        &Tensor::cat(&[&context_v, v], 0)?,
+                        &plan,
+                    )
+                })
+            };
+            x = match &self.recompute {
+                Some(recompute) => recompute.apply(&x, &context, forward)?,
+                // the copy's gradient sums a layer's keys and values first, as the recomputed layer's does: the same bits
+                None => forward(&x, &context.copy()?)?,
+            };
         }
         rms_norm(&x, &self.norm, config.rms_norm_eps)
     }

@@ -22,6 +22,7 @@ pub mod ops;
 mod packed;
 mod pages;
 pub mod params;
+mod recompute;
 pub mod selector;
 pub mod simd;
 mod small_matmul;

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "fixtures are part of the test")]
 
 use candle_core::{DType, Device, Tensor};
+use dflash_model::ops::Compute;
 use dflash_model::walk::{draft_distribution, walk};
 use dflash_model::{
     Block, Blocks, BoundDrafter, Codebooks, ConvConfig, Drafter, DrafterConfig, Drafting, LayerRule, Params, Sampling,
@@ -335,6 +336,41 @@ fn training_form_equals_decoding_form() {
         let one = drafter.block_hidden(&context, blocks.anchors[n], 6, &head).unwrap();
         let distance = relative_l2(&one, &all.narrow(0, n * 6, 6).unwrap());
         assert!(distance < 1e-5, "block {n}: {distance:e}");
+    }
+}
+
+/// What a pass does not keep it computes again: hidden states and every gradient have the bits of a pass that kept all.
+#[test]
+fn recomputed_layers_give_the_same_bits() {
+    let (head, blocks) = (small_head(), blocks(&[(0, 0), (0, 3), (0, 29), (30, 12)], &[30, 12]));
+    for (second, compute) in [(false, Compute::F32), (true, Compute::F32), (true, Compute::Bf16)] {
+        let config = small_config(second);
+        let params = perturbed(&config, Codebooks::Factored);
+        let taps = candle_core::Var::from_tensor(&random(1, &[42, 64])).unwrap();
+        let run = |recompute: bool| {
+            let drafter = Drafter::computing(config.clone(), &params, compute).unwrap();
+            let drafter = if recompute { drafter.recomputing() } else { drafter };
+            let hidden = drafter.hidden(&blocks, &taps, &head).unwrap();
+            let loss = (&hidden * random(2, &[24, 32])).unwrap().sum_all().unwrap();
+            let mut grads = loss.backward().unwrap();
+            grads.extend(drafter.recomputed_gradients()).unwrap();
+            assert_eq!(drafter.recomputed_gradients().get_ids().count(), 0, "taken twice");
+            let bits = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let vars = params.vars().iter();
+            let by_name = vars.filter_map(|(name, var)| Some((name.as_str(), bits(grads.get(var)?))));
+            let all: Vec<(&str, Vec<f32>)> = by_name.chain([("taps", bits(grads.get(&taps).unwrap()))]).collect();
+            (bits(&hidden), all)
+        };
+        let (kept, again) = (run(false), run(true));
+        assert_eq!(kept.0, again.0);
+        // all but the selector's, which these hidden states do not reach
+        assert!(
+            kept.1.len() > config.layers.len() * 11 && kept.1.iter().all(|(_, values)| values.iter().any(|x| *x != 0.))
+        );
+        for (kept, again) in kept.1.iter().zip(&again.1) {
+            assert!(kept == again, "{} and {}", kept.0, again.0);
+        }
+        assert_eq!(kept.1.len(), again.1.len());
     }
 }
 

@@ -95,8 +95,8 @@ impl Progress {
 
 /// The keys of a resolved run file that decide the numbers of a run, flattened to `section.key`.
 ///
-/// Left out: where things lie (the data's identity and the hash of the drafter started from stand for them), threads, tracking, and when states are saved,
-/// validated or evaluated.
+/// Left out: where things lie (the data's identity and the hash of the drafter started from stand for them), threads, tracking,
+/// whether activations are kept, and when states are saved, validated or evaluated.
 pub fn contract(config: &RunConfig, start: Option<&Start>) -> Result<BTreeMap<String, String>> {
     let table: toml::Table = toml::from_str(&config_file::to_toml(config)?)?;
     let mut keys = BTreeMap::new();
@@ -124,6 +124,8 @@ pub fn contract(config: &RunConfig, start: Option<&Start>) -> Result<BTreeMap<St
         "taps.shard_mib",
         "drafter.init_from",
         "drafter.allow",
+        // the same bits either way
+        "train.recompute",
     ];
     keys.retain(|key, _| {
         let section = key.split('.').next().unwrap_or(key);

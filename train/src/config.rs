@@ -320,6 +320,8 @@ pub struct TrainSection {
     pub selector_detached: bool,
     /// What the products of a step are computed in, `f32` or `bf16`; weights, gradients and sums are f32 either way.
     pub compute: Precision,
+    /// Whether activations are computed again for the gradients instead of kept: less memory, more time, the same numbers.
+    pub recompute: bool,
 }
 
 /// Shape of the learning rate after the warm-up.

@@ -48,6 +48,7 @@ impl Default for TrainSection {
             selector_inject_gold: false,
             selector_detached: false,
             compute: Precision::F32,
+            recompute: false,
         }
     }
 }

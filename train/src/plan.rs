@@ -95,7 +95,13 @@ fn plan(materials: &Materials, examples: &Examples, sizes: Sizes) -> Result<Stri
     let wide = drafter.num_heads * drafter.head_dim;
     // f32 values that one row of one layer keeps for the backward pass, roughly
     let kept = (8 * info.hidden_size + 4 * drafter.intermediate_size + 4 * wide) as u64;
-    let activations = 4 * kept * rows * drafter.layers.len() as u64;
+    let layers = drafter.layers.len() as u64;
+    let activations = if config.train.recompute {
+        // one layer's at a time, and the input of each
+        4 * rows * (kept + layers * info.hidden_size as u64)
+    } else {
+        4 * kept * rows * layers
+    };
     let memory = sizes.training() + head + activations;
 
     let backbone = (drafter.layers.len()

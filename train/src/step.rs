@@ -22,6 +22,8 @@ pub fn gradients(
     settings: LossSettings,
     denominator: f64,
 ) -> Result<Option<(StepSums, Gradients)>> {
+    // what a pass that failed may have left
+    drop(drafter.recomputed_gradients());
     let hidden = drafter.hidden(blocks, &taps.to_dtype(DType::F32)?, head)?;
     let Some((total, sums, touched)) = loss(drafter, &hidden, head, blocks, settings, denominator)? else {
         return Ok(None);
@@ -33,7 +35,8 @@ pub fn gradients(
             sums.mean_selector_loss()
         )
     }
-    let grads = total.backward()?;
+    let mut grads = total.backward()?;
+    grads.extend(drafter.recomputed_gradients())?;
     let mut named = Gradients::new();
     for (name, var) in params.vars() {
         // Absent without a hit: the selector then has no loss.

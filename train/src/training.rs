@@ -62,7 +62,10 @@ pub fn train(
 
     let head = materials.target.head().clone();
     let compute = config.train.compute.compute();
-    let drafter = Drafter::computing(materials.resolved.drafter.clone(), &params, compute).work()?;
+    let mut drafter = Drafter::computing(materials.resolved.drafter.clone(), &params, compute).work()?;
+    if config.train.recompute {
+        drafter = drafter.recomputing();
+    }
     let publisher = Publisher::new(materials).work()?;
     let held_out = &source.validation[..source.validation.len().min(config.validate.samples)];
     let block_size = materials.resolved.drafter.block_size;

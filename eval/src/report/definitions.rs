@@ -56,7 +56,7 @@ pub const DEFINITIONS: &[(&str, &str)] = &[
     ),
     (
         "costs",
-        "fastest of several repetitions at one context; width 0 is a plain step of the target",
+        "fastest of several repetitions at one context (verify_median: the median one); width 0 is a plain step of the target",
     ),
     (
         "projected speedup",

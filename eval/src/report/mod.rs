@@ -253,6 +253,9 @@ pub struct WidthCost {
     pub draft: f64,
     /// Target pass over width + 1 rows.
     pub verify: f64,
+    /// The median of those passes; absent in reports of earlier versions.
+    #[serde(default)]
+    pub verify_median: Option<f64>,
     /// Keeping half of them, and feeding the drafter their taps.
     pub commit: f64,
 }

@@ -60,6 +60,7 @@ fn full(slots: usize, texts: usize, word: &str) -> Report {
             context: 22,
             draft: 0.001 * width as f64,
             verify: 0.002,
+            verify_median: Some(0.0021),
             commit: 0.0001,
         })
         .collect();
@@ -297,7 +298,7 @@ proptest! {
         report.accept_at_pos.clone_from(&shares);
         report.accept_cond = shares;
         report.by_context = bins.into_iter().map(|(from, rounds, accepted)| ContextBin { from, to: from, rounds, accepted }).collect();
-        report.costs = costs.into_iter().map(|(width, verify)| WidthCost { width, context: 0, draft: 0., verify, commit: 0. }).collect();
+        report.costs = costs.into_iter().map(|(width, verify)| WidthCost { width, context: 0, draft: 0., verify, verify_median: None, commit: 0. }).collect();
         checked(&html(&report));
     }
 }

@@ -96,7 +96,13 @@ fn timing_covers_every_width_and_leaves_its_room() {
         let widths: Vec<usize> = at.costs.iter().map(|cost| cost.width).collect();
         assert_eq!(widths, (0..8).collect::<Vec<_>>());
         assert!(at.step_seconds > 0. && at.prefill_tokens_per_s > 0.);
-        assert!(at.capture_tokens_per_s.is_some_and(|rate| rate > 0.));
+        let no_faster = |median: Option<f64>, fastest: f64| median.is_some_and(|rate| rate > 0. && rate <= fastest);
+        assert!(no_faster(at.prefill_median_tokens_per_s, at.prefill_tokens_per_s));
+        assert!(no_faster(
+            at.capture_median_tokens_per_s,
+            at.capture_tokens_per_s.unwrap()
+        ));
+        assert!(at.step_median_seconds.is_some_and(|median| median >= at.step_seconds));
         assert!(
             at.costs[1..]
                 .iter()

@@ -60,6 +60,9 @@ pub struct StepArguments {
     /// with --peer.
     #[arg(long, value_name = "S", conflicts_with = "peer")]
     pub logit_spread: Option<f64>,
+    /// Computes activations again for the gradients instead of keeping them, as `train.recompute`.
+    #[arg(long)]
+    pub recompute: bool,
     /// CPU threads [default: all].
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
@@ -118,6 +121,8 @@ pub struct StepReport {
     pub anchors: usize,
     /// Sliding window, tokens.
     pub window: Option<usize>,
+    /// Whether activations were computed again.
+    pub recompute: bool,
     /// CPU threads.
     pub threads: usize,
     /// Trained numbers.
@@ -176,7 +181,14 @@ fn timed(
         batch.blocks.blocks.len(),
         config.block_size,
     );
-    let drafter = Drafter::computing(config.clone(), params, arguments.dtype.compute())?;
+    let drafter = |dtype: Precision| {
+        let drafter = Drafter::computing(config.clone(), params, dtype.compute())?;
+        Ok::<_, anyhow::Error>(if arguments.recompute {
+            drafter.recomputing()
+        } else {
+            drafter
+        })
+    };
     let settings = LossSettings {
         gamma: if block_size == 16 { 7.0 } else { 4.0 },
         selector_alpha: 1.0,
@@ -192,7 +204,7 @@ fn timed(
     let off_peer = match dump {
         Some(dump) => {
             // held to the peer in f32, whatever is timed
-            let (sums, found) = gradients(&Drafter::new(config.clone(), params)?)?;
+            let (sums, found) = gradients(&drafter(Precision::F32)?)?;
             Some(dump.distance(sums.mean_base_loss(), &found, params, &batch.blocks, denominator)?)
         }
         None => None,
@@ -206,6 +218,7 @@ fn timed(
         clip: 1.0,
     };
     let mut optimizer = AdamW::new(adamw, params.vars())?;
+    let drafter = drafter(arguments.dtype)?;
     let (mut both, mut forth, mut update, mut loss) = (Vec::new(), Vec::new(), Vec::new(), f64::NAN);
     for repeat in 0..=arguments.repeats {
         let start = Instant::now();
@@ -237,6 +250,7 @@ fn timed(
         context,
         anchors,
         window: arguments.window,
+        recompute: arguments.recompute,
         threads: rayon::current_num_threads(),
         trainable: params.vars().values().map(|var| var.elem_count()).sum(),
         loss,

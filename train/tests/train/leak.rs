@@ -91,7 +91,7 @@ fn accuracy(shift: usize) -> (f64, f64) {
     };
     let features = random(2, VOCAB, 1.0);
     let batches = (0..STEPS).map(|step| batch(step, &features, shift));
-    let steps = learn(config, Compute::F32, &head, (0.99, 0.0), batches);
+    let steps = learn(config, Compute::F32, false, &head, (0.99, 0.0), batches);
     let mut last = StepSums::default();
     for sums in &steps[steps.len() * 9 / 10..] {
         last.add(sums);

@@ -28,12 +28,16 @@ use dflash_train::step::gradients;
 fn learn(
     config: DrafterConfig,
     compute: Compute,
+    recompute: bool,
     head: &TargetHead,
     rates: (f64, f64),
     batches: impl Iterator<Item = (Blocks, Tensor)>,
 ) -> Vec<StepSums> {
     let params = Params::init(&config, Codebooks::Factored, 3, &Device::Cpu).unwrap();
-    let drafter = Drafter::computing(config, &params, compute).unwrap();
+    let mut drafter = Drafter::computing(config, &params, compute).unwrap();
+    if recompute {
+        drafter = drafter.recomputing();
+    }
     let settings = AdamWSettings {
         beta1: 0.9,
         beta2: rates.0,

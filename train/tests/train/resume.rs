@@ -285,6 +285,7 @@ fn a_changed_contract_is_refused_by_name() {
             "checkpoint.every=1",
             "validate.samples=2",
             "evaluate.max_new=9",
+            "train.recompute=true",
         ],
     );
     progress
