@@ -102,7 +102,10 @@ impl<F: Forward> CustomOp3 for Again<F> {
         let (x_leaf, context_leaf) = (leaf(x)?, leaf(context)?);
         let y = (self.forward)(&x_leaf, &context_leaf)?;
         // the gradient of this sum with respect to y is dy
-        let mut found = (y * dy.detach())?.sum_all()?.backward()?;
+        let dy = dy.detach();
+        let mut found = (y * &dy)?.sum_all()?.backward()?;
+        // candle forms it of both factors, and that of dy holds y and so the whole layer
+        drop(found.remove(&dy));
         let (dx, dcontext) = (found.remove(&x_leaf), found.remove(&context_leaf));
         self.inner
             .lock()

@@ -38,10 +38,11 @@ pub fn gradients(
     let mut grads = total.backward()?;
     grads.extend(drafter.recomputed_gradients())?;
     let mut named = Gradients::new();
+    // detached: a gradient may hold the graph that it was formed from
     for (name, var) in params.vars() {
         // Absent without a hit: the selector then has no loss.
         if let Some(gradient) = grads.get(var) {
-            named.insert(name.clone(), Gradient::Whole(gradient.clone()));
+            named.insert(name.clone(), Gradient::Whole(gradient.detach()));
         }
     }
     for table in touched {
@@ -51,7 +52,7 @@ pub fn gradients(
         let Some(values) = grads.get(&table.rows) else { continue };
         let rows = Gradient::Rows {
             ids: table.ids,
-            values: values.clone(),
+            values: values.detach(),
         };
         let gradient = if by_rows(table.name, var) {
             rows
