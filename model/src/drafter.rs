@@ -12,11 +12,12 @@
 //! Papers: arXiv 2602.06036 (DFlash); DFlash 2 after its published checkpoints. Shapes: N blocks, B slots,
 //! R = N * B rows, T context rows, H hidden, V vocabulary, r rank, k candidates.
 
+use crate::beside::Beside;
 use crate::blocks::Blocks;
 use crate::drafter_config::{DrafterConfig, LayerRule};
 use crate::ops::{self, AttentionPlan, Compute, LogitShape, Rotation, Weight, rms_norm};
 use crate::params::Params;
-use crate::recompute::Recompute;
+use crate::recompute::recomputed;
 use crate::selector::CandidateSelector;
 use crate::target::TargetHead;
 use candle_core::backprop::GradStore;
@@ -37,11 +38,14 @@ pub struct Drafter {
     pub selector: Option<CandidateSelector>,
     /// What the products of a training pass are computed in.
     pub compute: Compute,
-    recompute: Option<Recompute>,
+    /// Whether a training pass computes its layers again instead of keeping them.
+    recompute: bool,
+    beside: Beside,
 }
 
 impl Drafter {
-    /// A drafter over trainable variables: gradients flow to them.
+    /// A drafter over trainable variables. Their gradients are those of candle's backward pass together with
+    /// [`Self::take_gradients`].
     pub fn new(config: DrafterConfig, params: &Params) -> Result<Self> {
         Self::computing(config, params, Compute::F32)
     }
@@ -49,21 +53,24 @@ impl Drafter {
     /// As [`Self::new`], with the products of all matrices but the codebooks' in `compute`.
     pub fn computing(config: DrafterConfig, params: &Params, compute: Compute) -> Result<Self> {
         let find = |name: &str| params.vars().get(name).map(|var| var.as_tensor().clone());
-        Self::build(config, &Source::new(&find, Use::Training(compute)))
+        Self::build(config, &Source::new(&find, Use::Training(compute, Beside::default())))
     }
 
-    /// As [`Self::computing`], but a training pass keeps the inputs of its layers only and computes each layer again for its
-    /// gradients, which are the same bits; those of the layers' variables come from [`Self::recomputed_gradients`].
+    /// The same drafter, but a training pass keeps the inputs of its layers only and computes each layer again for its
+    /// gradients, which are the same bits.
     #[must_use]
     pub fn recomputing(mut self) -> Self {
-        self.recompute = Some(Recompute::default());
+        self.recompute = true;
         self
     }
 
-    /// Gradients of the layers' variables that backward passes have formed beside candle's own store since the last call:
-    /// none, unless [`Self::recomputing`].
-    pub fn recomputed_gradients(&self) -> GradStore {
-        self.recompute.as_ref().map(Recompute::take).unwrap_or_default()
+    /// Gradients that backward passes since the last call have formed beside candle's own store: those of matrices on the
+    /// CPU, and of all variables of layers that were computed again.
+    ///
+    /// # Errors
+    /// As candle's constructors.
+    pub fn take_gradients(&self) -> Result<GradStore> {
+        self.beside.take()
     }
 
     /// Loads a published folder, strictly, for decoding: computes in f32, keeps BF16 matrices as they are stored.
@@ -107,11 +114,15 @@ impl Drafter {
                 Some(sizes) => Some(CandidateSelector::load(sizes.top_k, source)?),
                 None => None,
             },
-            compute: match source.used {
-                Use::Training(compute) => compute,
+            compute: match &source.used {
+                Use::Training(compute, _) => *compute,
                 Use::Decoding => Compute::F32,
             },
-            recompute: None,
+            recompute: false,
+            beside: match &source.used {
+                Use::Training(_, beside) => beside.clone(),
+                Use::Decoding => Beside::default(),
+            },
             config,
         })
     }
@@ -157,10 +168,11 @@ impl Drafter {
                     )
                 })
             };
-            x = match &self.recompute {
-                Some(recompute) => recompute.apply(&x, &context, forward)?,
+            x = if self.recompute {
+                recomputed(&x, &context, &self.beside, forward)?
+            } else {
                 // the copy's gradient sums a layer's keys and values first, as the recomputed layer's does: the same bits
-                None => forward(&x, &context.copy()?)?,
+                forward(&x, &context.copy()?)?
             };
         }
         rms_norm(&x, &self.norm, config.rms_norm_eps)
@@ -374,10 +386,10 @@ pub(crate) struct Source<'s> {
 }
 
 /// What a drafter is built for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum Use {
-    /// Matrices may get gradients.
-    Training(Compute),
+    /// Matrices get gradients, on the CPU beside candle's store.
+    Training(Compute, Beside),
     /// Nothing will be trained, so that matrices may be packed.
     Decoding,
 }
@@ -391,7 +403,7 @@ impl<'s> Source<'s> {
     fn within(&self, part: &str) -> Source<'s> {
         Source {
             find: self.find,
-            used: self.used,
+            used: self.used.clone(),
             prefix: format!("{}{part}.", self.prefix),
         }
     }
@@ -413,8 +425,8 @@ impl<'s> Source<'s> {
 
     pub(crate) fn weight(&self, name: &str) -> Result<Weight> {
         let matrix = self.stored(name)?;
-        match self.used {
-            Use::Training(compute) => Ok(Weight::Plain(matrix, compute)),
+        match &self.used {
+            Use::Training(compute, beside) => Weight::trained(matrix, *compute, beside),
             Use::Decoding => Weight::frozen(&matrix),
         }
     }

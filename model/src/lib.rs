@@ -7,6 +7,7 @@
 //! a *block* of tokens that starts with an already committed *anchor*; a *tap* is the output of one target layer.
 
 mod awake;
+mod beside;
 mod blocks;
 mod buffer;
 mod candle_threads;
@@ -17,6 +18,7 @@ mod drafter_cpu;
 pub mod drafting;
 pub mod folder;
 pub mod formats;
+mod freed_memory;
 pub mod init;
 pub mod ops;
 mod packed;
@@ -36,6 +38,7 @@ pub use candle_threads::leave_threads_to_rayon;
 pub use drafter::Drafter;
 pub use drafter_config::{ConvConfig, DrafterConfig, LayerRule, SelectorConfig};
 pub use drafting::{DraftSession, Drafting, Proposal, ProposalSlot, Sampling};
+pub use freed_memory::keep_freed_memory;
 pub use params::{Codebooks, Params};
 pub use target::{
     DeltaNetState, Forward, LogitRows, Session, Target, TargetConfig, TargetHead, TargetInfo, Verified, VerifyStep,

@@ -5,44 +5,30 @@
 //! layer again, with a graph of its own. The same operations run on the same numbers and sums keep their order, so that
 //! gradients are the same bits. (Chen et al., arXiv 1604.06174.)
 
+use crate::beside::Beside;
 use candle_core::backend::BackendStorage;
-use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, MetalStorage, Result, Shape, Tensor, Var};
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// Gradients of the variables inside recomputed layers: the outer graph does not know of them.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Recompute {
-    inner: Arc<Mutex<GradStore>>,
-}
 
 /// A layer's forward: x [R, H] and the context [T, H] to [R, H], with the layer's variables inside.
 pub(crate) trait Forward: Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static {}
 impl<F: Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static> Forward for F {}
 
-impl Recompute {
-    /// `forward(x, context)`, of which only the result stays in memory.
-    ///
-    /// # Errors
-    /// As `forward`.
-    pub(crate) fn apply(&self, x: &Tensor, context: &Tensor, forward: impl Forward) -> Result<Tensor> {
-        let y = forward(&x.detach(), &context.detach())?.detach();
-        let inner = self.inner.clone();
-        x.contiguous()?
-            .apply_op3(&context.contiguous()?, &y.contiguous()?, Again { forward, inner })
-    }
-
-    /// Takes the gradients that backward passes have left since the last call.
-    pub(crate) fn take(&self) -> GradStore {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut inner)
-    }
+/// `forward(x, context)`, of which only the result stays in memory. Gradients of the variables inside go to `beside`, since
+/// the outer graph does not know of them.
+///
+/// # Errors
+/// As `forward`.
+pub(crate) fn recomputed(x: &Tensor, context: &Tensor, beside: &Beside, forward: impl Forward) -> Result<Tensor> {
+    let y = forward(&x.detach(), &context.detach())?.detach();
+    let beside = beside.clone();
+    x.contiguous()?
+        .apply_op3(&context.contiguous()?, &y.contiguous()?, Again { forward, beside })
 }
 
 /// Passes its third input on as the value of `forward` at the first two.
 struct Again<F> {
     forward: F,
-    inner: Arc<Mutex<GradStore>>,
+    beside: Beside,
 }
 
 fn third<S: BackendStorage>(y: &S, layout: &Layout) -> Result<(S, Shape)> {
@@ -107,10 +93,7 @@ impl<F: Forward> CustomOp3 for Again<F> {
         // candle forms it of both factors, and that of dy holds y and so the whole layer
         drop(found.remove(&dy));
         let (dx, dcontext) = (found.remove(&x_leaf), found.remove(&context_leaf));
-        self.inner
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(found)?;
+        self.beside.extend(found)?;
         Ok((
             dx.filter(|_| x.track_op()),
             dcontext.filter(|_| context.track_op()),

@@ -8,6 +8,7 @@ use dflash_train::cli::CommandLine;
 use dflash_train::run::obey;
 
 fn main() -> ExitCode {
+    dflash_model::keep_freed_memory();
     dflash_model::leave_threads_to_rayon();
     match obey(&CommandLine::parse()) {
         Ok(code) => ExitCode::from(code),

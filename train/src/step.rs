@@ -23,7 +23,7 @@ pub fn gradients(
     denominator: f64,
 ) -> Result<Option<(StepSums, Gradients)>> {
     // what a pass that failed may have left
-    drop(drafter.recomputed_gradients());
+    drop(drafter.take_gradients()?);
     let hidden = drafter.hidden(blocks, &taps.to_dtype(DType::F32)?, head)?;
     let Some((total, sums, touched)) = loss(drafter, &hidden, head, blocks, settings, denominator)? else {
         return Ok(None);
@@ -36,7 +36,7 @@ pub fn gradients(
         )
     }
     let mut grads = total.backward()?;
-    grads.extend(drafter.recomputed_gradients())?;
+    grads.extend(drafter.take_gradients()?)?;
     let mut named = Gradients::new();
     // detached: a gradient may hold the graph that it was formed from
     for (name, var) in params.vars() {

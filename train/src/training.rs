@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use candle_core::DType;
 use dflash_data::batch::Batch;
-use dflash_model::{BoundDrafter, Codebooks, Drafter, Params, TargetHead};
+use dflash_model::{BoundDrafter, Codebooks, Drafter, Params, TargetHead, with_threads_awake};
 
 use crate::checkpoint::{self, Progress};
 use crate::cli::Resume;
@@ -75,9 +75,10 @@ pub fn train(
         masters: params.vars(),
         batch: &|epoch, position| source.step(epoch, position, config.train.anchors, block_size),
         gradients: &|passes: &Vec<Batch>, selector_alpha| {
-            // Inside the pool once a step: from outside, every parallel operation would switch threads twice.
+            // Inside the pool once a step: from outside, every parallel operation would switch threads twice. And awake: a
+            // step is hundreds of them.
             let settings = loss_settings(materials, selector_alpha);
-            rayon::scope(|_| step_gradients(&drafter, &params, &head, passes, settings))
+            with_threads_awake(|| step_gradients(&drafter, &params, &head, passes, settings))
         },
         validate: &|step| {
             if held_out.is_empty() {

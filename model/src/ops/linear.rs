@@ -7,9 +7,10 @@
 //! On the CPU the products are this toolkit's own ([`crate::packed`]), unless candle was built over a vendor's library.
 
 use super::{slice_of, with_slice};
+use crate::beside::Beside;
 use crate::packed::{Packed, View, multiply};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp2, DType, Layout, MetalStorage, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, DType, Layout, MetalStorage, Result, Shape, Tensor, Var};
 use std::sync::Arc;
 
 /// What a product's operands are rounded to; sums are f32.
@@ -35,14 +36,19 @@ pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 
 /// As [`linear`], with operands rounded as `compute` says.
 pub(super) fn linear_in(x: &Tensor, weight: &Tensor, compute: Compute) -> Result<Tensor> {
-    let ((_, x_in), (_, w_in)) = (x.dims2()?, weight.dims2()?);
-    if x_in != w_in {
-        candle_core::bail!("linear: input {:?} against weight {:?}", x.shape(), weight.shape())
-    }
+    check_sizes(x, weight)?;
     if compute == Compute::Bf16 && !x.device().is_cpu() {
         return rounded(&x.contiguous()?, weight);
     }
     x.contiguous()?.apply_op2(&weight.contiguous()?, Linear { compute })
+}
+
+fn check_sizes(x: &Tensor, weight: &Tensor) -> Result<()> {
+    let ((_, x_in), (_, w_in)) = (x.dims2()?, weight.dims2()?);
+    if x_in != w_in {
+        candle_core::bail!("linear: input {:?} against weight {:?}", x.shape(), weight.shape())
+    }
+    Ok(())
 }
 
 /// The BF16 form from candle's own operations.
@@ -58,8 +64,20 @@ fn rounded(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 pub enum Weight {
     /// [out, in] f32, possibly with a gradient, and how products with it are computed.
     Plain(Tensor, Compute),
+    /// Trainable on the CPU, its gradient formed beside candle's store.
+    Trained(Trained),
     /// Frozen on the CPU: packed once, BF16 kept as BF16, computed in f32.
     Frozen(Frozen),
+}
+
+/// A trainable [out, in] f32 matrix that candle's graph does not know; a ticket stands for it there.
+#[derive(Debug, Clone)]
+pub struct Trained {
+    matrix: Tensor,
+    /// One number, a variable, so that the graph reaches a product whose rows are constants.
+    ticket: Tensor,
+    compute: Compute,
+    beside: Beside,
 }
 
 /// A packed [out, in] matrix.
@@ -76,10 +94,26 @@ impl Weight {
         }
     }
 
+    /// A matrix to be trained: its gradient goes to `beside` where this toolkit's own products form it, to candle's store
+    /// elsewhere.
+    pub(crate) fn trained(matrix: Tensor, compute: Compute, beside: &Beside) -> Result<Self> {
+        if !matrix.device().is_cpu() || by_library(compute) {
+            return Ok(Self::Plain(matrix, compute));
+        }
+        let ticket = Var::zeros(1, DType::F32, matrix.device())?.into_inner();
+        let beside = beside.clone();
+        Ok(Self::Trained(Trained {
+            matrix,
+            ticket,
+            compute,
+            beside,
+        }))
+    }
+
     /// The packed matrix behind a frozen weight.
     pub(crate) fn packed(&self) -> Option<Arc<Packed>> {
         match self {
-            Self::Plain(..) => None,
+            Self::Plain(..) | Self::Trained(_) => None,
             Self::Frozen(Frozen(packed)) => Some(packed.clone()),
         }
     }
@@ -88,7 +122,7 @@ impl Weight {
     pub(crate) fn gather<'w>(weights: impl IntoIterator<Item = &'w mut Self>) -> Result<()> {
         let packed = weights.into_iter().filter_map(|weight| match weight {
             Self::Frozen(Frozen(packed)) => Arc::get_mut(packed),
-            Self::Plain(..) => None,
+            Self::Plain(..) | Self::Trained(_) => None,
         });
         Packed::gather(packed)
     }
@@ -100,6 +134,10 @@ impl Weight {
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Plain(weight, compute) => linear_in(x, weight, *compute),
+            Self::Trained(trained) => {
+                check_sizes(x, &trained.matrix)?;
+                x.contiguous()?.apply_op2(&trained.ticket, trained.clone())
+            }
             Self::Frozen(Frozen(packed)) => {
                 let (rows, inner) = x.dims2()?;
                 if inner != packed.depth() {
@@ -134,15 +172,16 @@ impl CustomOp2 for Linear {
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout, w: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
-        if self.by_library() {
+        if by_library(self.compute) {
             return product(x, xl, w, wl);
         }
-        let (x, w) = (slice_of(x, xl, self.name())?, slice_of(w, wl, self.name())?);
-        let (rows, inner) = xl.shape().dims2()?;
-        let outer = wl.shape().dims2()?.0;
-        let mut y = vec![0f32; rows * outer];
-        self.multiply(View::new(x, inner), View::new(w, inner), &mut y);
-        Ok((CpuStorage::F32(y), Shape::from((rows, outer))))
+        forward(
+            self.compute,
+            slice_of(x, xl, self.name())?,
+            slice_of(w, wl, self.name())?,
+            xl.shape(),
+            wl.shape(),
+        )
     }
 
     fn cuda_fwd(&self, x: &CudaStorage, xl: &Layout, w: &CudaStorage, wl: &Layout) -> Result<(CudaStorage, Shape)> {
@@ -156,39 +195,86 @@ impl CustomOp2 for Linear {
     fn bwd(&self, x: &Tensor, w: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let (want_dx, want_dw) = (x.track_op(), w.track_op());
         let (x, w, dy) = (x.detach(), w.detach(), dy.contiguous()?);
-        if self.by_library() || !dy.device().is_cpu() {
+        if by_library(self.compute) || !dy.device().is_cpu() {
             let dx = want_dx.then(|| dy.matmul(&w)).transpose()?;
             let dw = want_dw.then(|| dy.t()?.matmul(&x)).transpose()?;
             return Ok((dx, dw));
         }
-        let (inner, outer) = (x.dim(1)?, w.dim(0)?);
-        with_slice(&dy, self.name(), |dy_values| {
-            let dy_view = View::new(dy_values, outer);
-            let with = |other: &Tensor, of: View<'_>, shape: &Tensor| {
-                let mut product = vec![0f32; shape.elem_count()];
-                with_slice(other, self.name(), |other| {
-                    self.multiply(of, View::new(other, inner).transposed(), &mut product);
-                    Ok(())
-                })?;
-                Tensor::from_vec(product, shape.shape(), dy.device())
-            };
-            let dx = want_dx.then(|| with(&w, dy_view, &x)).transpose()?;
-            let dw = want_dw.then(|| with(&x, dy_view.transposed(), &w)).transpose()?;
-            Ok((dx, dw))
-        })
+        let dx = want_dx.then(|| input_gradient(self.compute, &dy, &w)).transpose()?;
+        let dw = || {
+            let mut dw = vec![0f32; w.elem_count()];
+            weight_gradient(self.compute, &dy, &x, &mut dw, false)?;
+            Tensor::from_vec(dw, w.shape(), w.device())
+        };
+        Ok((dx, want_dw.then(dw).transpose()?))
     }
 }
 
-impl Linear {
-    /// Whether candle's product is a vendor library's, which knows its processor better.
-    fn by_library(&self) -> bool {
-        self.compute == Compute::F32 && cfg!(any(feature = "accelerate", feature = "mkl"))
+impl CustomOp2 for Trained {
+    fn name(&self) -> &'static str {
+        "linear"
     }
 
-    /// out = x w^T.
-    fn multiply(&self, x: View<'_>, w: View<'_>, out: &mut [f32]) {
-        multiply(x, w, self.compute == Compute::Bf16, out, false);
+    fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        let x = slice_of(x, xl, self.name())?;
+        with_slice(&self.matrix, self.name(), |w| {
+            forward(self.compute, x, w, xl.shape(), self.matrix.shape())
+        })
     }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let dy = dy.contiguous()?;
+        let dx = || input_gradient(self.compute, &dy, &self.matrix);
+        let dx = x.track_op().then(dx).transpose()?;
+        self.beside
+            .form(&self.matrix, |dw, add| weight_gradient(self.compute, &dy, x, dw, add))?;
+        Ok((dx, None))
+    }
+}
+
+/// Whether candle's product is a vendor library's, which knows its processor better.
+fn by_library(compute: Compute) -> bool {
+    compute == Compute::F32 && cfg!(any(feature = "accelerate", feature = "mkl"))
+}
+
+/// x w^T of slices of these shapes.
+fn forward(compute: Compute, x: &[f32], w: &[f32], x_shape: &Shape, w_shape: &Shape) -> Result<(CpuStorage, Shape)> {
+    let ((rows, inner), (outer, _)) = (x_shape.dims2()?, w_shape.dims2()?);
+    let mut y = vec![0f32; rows * outer];
+    multiply(
+        View::new(x, inner),
+        View::new(w, inner),
+        compute == Compute::Bf16,
+        &mut y,
+        false,
+    );
+    Ok((CpuStorage::F32(y), Shape::from((rows, outer))))
+}
+
+/// dy w.
+fn input_gradient(compute: Compute, dy: &Tensor, w: &Tensor) -> Result<Tensor> {
+    let ((rows, outer), inner) = (dy.dims2()?, w.dim(1)?);
+    let mut dx = vec![0f32; rows * inner];
+    with_slice(dy, "linear", |dy| {
+        with_slice(w, "linear", |w| {
+            let (dy, w) = (View::new(dy, outer), View::new(w, inner).transposed());
+            multiply(dy, w, compute == Compute::Bf16, &mut dx, false);
+            Ok(())
+        })
+    })?;
+    Tensor::from_vec(dx, (rows, inner), dy.device())
+}
+
+/// dw = dy^T x, or dw += dy^T x with `add`.
+fn weight_gradient(compute: Compute, dy: &Tensor, x: &Tensor, dw: &mut [f32], add: bool) -> Result<()> {
+    let (outer, inner) = (dy.dim(1)?, x.dim(1)?);
+    with_slice(dy, "linear", |dy| {
+        with_slice(x, "linear", |x| {
+            let (dy, x) = (View::new(dy, outer).transposed(), View::new(x, inner).transposed());
+            multiply(dy, x, compute == Compute::Bf16, dw, add);
+            Ok(())
+        })
+    })
 }
 
 #[cfg(test)]
@@ -244,6 +330,25 @@ mod tests {
                 .apply(&tensor(1, &[2, 8]))
                 .is_err()
         );
+    }
+
+    #[test]
+    fn a_gradient_beside_candles_store_is_the_same_and_sums_over_uses() {
+        for compute in [Compute::F32, Compute::Bf16] {
+            let (x, z, w) = (var(1, &[5, 7]), tensor(4, &[9, 7]), var(2, &[3, 7]));
+            let twice = |weight: &Weight| {
+                let sum = |x: &Tensor| weight.apply(x).unwrap().sqr().unwrap().sum_all().unwrap();
+                (sum(&x) + sum(&z)).unwrap().backward().unwrap()
+            };
+            let beside = Beside::default();
+            let inner = twice(&Weight::trained(w.as_tensor().clone(), compute, &beside).unwrap());
+            let plain = twice(&Weight::Plain(w.as_tensor().clone(), compute));
+            let found = beside.take().unwrap();
+            assert_eq!(found.get_ids().count(), 1);
+            assert!(distance(found.get(&w).unwrap(), plain.get(&w).unwrap()) < 1e-6);
+            assert!(distance(inner.get(&x).unwrap(), plain.get(&x).unwrap()) < 1e-6);
+            assert!(beside.take().unwrap().get(&w).is_none());
+        }
     }
 
     #[test]

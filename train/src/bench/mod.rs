@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use dflash_eval::console::threads;
 use dflash_eval::speed::peak_memory;
 use dflash_model::{Block, Blocks, Codebooks, ConvConfig, Drafter, DrafterConfig, LayerRule, Params, SelectorConfig};
-use dflash_model::{TargetHead, init};
+use dflash_model::{TargetHead, init, with_threads_awake};
 use serde::Serialize;
 
 use crate::config::{Algorithm, Precision};
@@ -222,7 +222,7 @@ fn timed(
     let (mut both, mut forth, mut update, mut loss) = (Vec::new(), Vec::new(), Vec::new(), f64::NAN);
     for repeat in 0..=arguments.repeats {
         let start = Instant::now();
-        let (sums, mut found) = gradients(&drafter)?;
+        let (sums, mut found) = with_threads_awake(|| gradients(&drafter))?;
         let middle = Instant::now();
         for (name, var) in params.vars() {
             if !found.contains_key(name) {
