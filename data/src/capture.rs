@@ -12,7 +12,7 @@ use std::sync::mpsc;
 
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device};
-use dflash_model::Target;
+use dflash_model::{Target, with_threads_awake};
 use half::bf16;
 use rayon::prelude::*;
 use safetensors::Dtype;
@@ -134,7 +134,7 @@ pub(crate) fn taps_of_example(target: &dyn Target, layers: &[usize], i: usize, e
             info.vocab_size
         )
     }
-    let taps = target.taps(&example.tokens, layers).with_context(place)?;
+    let taps = with_threads_awake(|| target.taps(&example.tokens, layers)).with_context(place)?;
     let expected = [length, layers.len() * info.hidden_size];
     ensure!(
         taps.dims() == expected,

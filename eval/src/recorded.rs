@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use dflash_data::{Conversation, prompt_text, read_conversations};
-use dflash_model::{Drafting, Target};
+use dflash_model::{Drafting, Target, with_threads_awake};
 use serde::{Deserialize, Serialize};
 
 use crate::acceptance::{Counts, Tally, macro_acceptance_length};
@@ -260,7 +260,7 @@ pub fn replay_all(
         .then(Comparison::default);
     for (index, record) in records.iter().enumerate() {
         let tokens = [record.prompt.as_slice(), &record.text].concat();
-        let rounds = rayon::scope(|_| -> Result<_> {
+        let rounds = with_threads_awake(|| -> Result<_> {
             // the text's last token is never context, so its taps are not needed
             let taps = target.taps(&tokens[..tokens.len() - 1], drafting.taps())?;
             let recording = Recording {

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use dflash_model::drafter_config::default_target_layer_ids;
-use dflash_model::{Drafting, LogitRows, Target};
+use dflash_model::{Drafting, LogitRows, Target, with_threads_awake};
 use serde::{Deserialize, Serialize};
 
 use crate::costs::{costs_after, repeated, room_for};
@@ -108,12 +108,12 @@ pub fn speed(
         let tokens: Vec<u32> = (0..context as u64).map(|i| below(1, i, vocab) as u32).collect();
         let costs = costs_after(target, drafting, &tokens, &widths)?;
         let prefill = repeated(PROMPTS, || {
-            rayon::scope(|_| target.session(&taps)?.forward(&tokens, LogitRows::Last).map(drop))
+            with_threads_awake(|| target.session(&taps)?.forward(&tokens, LogitRows::Last).map(drop))
         })?;
         let capture = match &captured {
             None => None,
             Some(taps) => Some(repeated(PROMPTS, || {
-                rayon::scope(|_| target.taps(&tokens, taps).map(drop))
+                with_threads_awake(|| target.taps(&tokens, taps).map(drop))
             })?),
         };
         measured.push(ContextSpeed {

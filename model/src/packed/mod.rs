@@ -27,7 +27,7 @@ use pulp::{Simd, bytemuck};
 use crate::pages::{Gather, Stored, gather};
 pub(crate) use halves::nearest;
 pub(crate) use once::multiply;
-pub(crate) use product::{joined, joined_rounded};
+pub(crate) use product::{by_rows, joined, joined_into, joined_rounded_into};
 use tiles::{Tiles, Values};
 pub(crate) use view::{Number, View};
 

@@ -41,7 +41,7 @@ pub(crate) fn joined(matrices: &[&Packed], x: &[f32]) -> Buffer {
 }
 
 /// [`joined`] in the place of `out` or, with `add`, added to it.
-pub(super) fn joined_into(matrices: &[&Packed], x: View<'_>, out: &mut [f32], add: bool) {
+pub(crate) fn joined_into(matrices: &[&Packed], x: View<'_>, out: &mut [f32], add: bool) {
     fill(
         matrices,
         x.rows,
@@ -51,16 +51,9 @@ pub(super) fn joined_into(matrices: &[&Packed], x: View<'_>, out: &mut [f32], ad
     );
 }
 
-/// As [`joined`], with x rounded to BF16 and, where the processor has them, its BF16 products: then two numbers
-/// neighbouring along K enter a sum together, so that the last bits differ from those of [`joined`].
-pub(crate) fn joined_rounded(matrices: &[&Packed], x: View<'_>) -> Buffer {
-    let mut out = Buffer::stale(x.rows * width(matrices));
-    joined_rounded_into(matrices, x, &mut out, false);
-    out
-}
-
-/// [`joined_rounded`] in the place of `out` or, with `add`, added to it.
-pub(super) fn joined_rounded_into(matrices: &[&Packed], x: View<'_>, out: &mut [f32], add: bool) {
+/// As [`joined_into`], with x rounded to BF16 and, where the processor has them, its BF16 products: then two numbers
+/// neighbouring along K enter a sum together, so that the last bits differ from those of [`joined_into`].
+pub(crate) fn joined_rounded_into(matrices: &[&Packed], x: View<'_>, out: &mut [f32], add: bool) {
     let halves = matrices.iter().all(|matrix| matches!(matrix.panels, Panels::Bf16(_)));
     if halves && available() {
         fill(
@@ -94,9 +87,7 @@ fn fill(matrices: &[&Packed], rows: usize, tiles: &(dyn Fn(usize, usize) -> Tile
     };
     let read = matrices.iter().map(|matrix| matrix.bytes()).sum::<usize>();
     let small = (rows * width * k < work && read < bytes) || threads == 1;
-    if !small && rows >= threads * ROW_BLOCK / 2 {
-        // as many for each thread
-        let block = rows.div_ceil(rows.div_ceil(ROW_BLOCK).next_multiple_of(threads));
+    if let (false, Some(block)) = (small, row_block(rows)) {
         out.par_chunks_mut(block * width).enumerate().for_each(|(i, out)| {
             let tiles = tiles(i * block, out.len() / width);
             for mut piece in pieces(matrices, usize::MAX / PANEL, out, width) {
@@ -117,6 +108,25 @@ fn fill(matrices: &[&Packed], rows: usize, tiles: &(dyn Fn(usize, usize) -> Tile
     } else {
         pieces.par_iter_mut().for_each(|piece| piece.fill(&tiles, add));
     }
+}
+
+/// Calls `work(first, rows)` for blocks of the rows of `x` [rows, width], which threads share when there are many, and otherwise
+/// for all of them: a product inside is then shared among the threads itself.
+pub(crate) fn by_rows(x: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
+    match row_block(x.len() / width) {
+        Some(block) => {
+            let blocks = x.par_chunks_mut(block * width).enumerate();
+            blocks.for_each(|(i, rows)| work(i * block, rows));
+        }
+        None => work(0, x),
+    }
+}
+
+/// Rows of one block, as many for each thread, where there are enough for all threads.
+fn row_block(rows: usize) -> Option<usize> {
+    let threads = rayon::current_num_threads();
+    let enough = rows >= threads * ROW_BLOCK / 2;
+    enough.then(|| rows.div_ceil(rows.div_ceil(ROW_BLOCK).next_multiple_of(threads)))
 }
 
 /// Some neighbouring columns of every row, all of one matrix.
@@ -163,6 +173,27 @@ mod tests {
     use candle_core::{DType, Device, Result, Tensor};
 
     use super::*;
+
+    #[test]
+    fn every_row_is_in_one_block_whatever_the_number_of_rows_and_threads() {
+        for threads in [1, 2, 3, 7] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            for rows in [1, 2, 95, 96, 97, 191, 192, 400, 513, 1500] {
+                let mut x = vec![0f32; rows * 3];
+                pool.install(|| {
+                    by_rows(&mut x, 3, |first, block| {
+                        for (i, row) in block.chunks_exact_mut(3).enumerate() {
+                            for x in row {
+                                *x += (first + i + 1) as f32;
+                            }
+                        }
+                    });
+                });
+                let expected: Vec<f32> = (0..rows * 3).map(|i| (i / 3 + 1) as f32).collect();
+                assert_eq!(x, expected, "{threads} threads, {rows} rows");
+            }
+        }
+    }
 
     #[test]
     fn joined_matrices_give_the_bits_of_each_alone_on_any_number_of_threads() -> Result<()> {

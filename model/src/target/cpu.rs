@@ -1,22 +1,20 @@
 //! The target on the CPU: weights packed once, every layer on plain f32 slices.
 //!
-//! One routine, [`CpuTarget::run`], serves prefill, decode, verify and tap capture. In f32 a row's numbers do not
+//! One routine, [`CpuTarget::run`], serves prefill, decode, verify and tap capture. Where there are many rows each thread takes
+//! blocks of them through everything between one mixer and the next, so that a block's numbers stay in its cache. In f32 a row's numbers do not
 //! depend on how many rows came with it, except that the delta rule runs in chunks above sixteen rows. With `bf16` the
 //! tensors that a bf16 model would hold are rounded where it would round them; state, decay, norms and sums stay f32.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use super::attention::KvCache;
-use super::config::{GateActivation, LinearConfig, Mixer, TargetConfig};
-use super::kernels::{
-    Heads, NormAndRotate, RmsNormRow, SigmoidGateInPlace, SigmoidGateRow, SiluGateInPlace, add, conv_silu, each_row,
-    rms_norm, rope_table, round_to_halves, sigmoid, softplus, swiglu, wide,
-};
+use super::config::{Mixer, TargetConfig};
+use super::cpu_mixers::{Full, Linear, Read};
+use super::kernels::{add, each_row, rms_norm, round_to_halves, swiglu};
 use super::weights::{Weights, layer_prefix};
 use super::{Session, Target, TargetHead, TargetInfo, check_taps, check_tokens, cpu_session, delta};
 use crate::buffer::Buffer;
-use crate::packed::{Packed, View, joined_rounded};
-use crate::small_matmul::Matrix;
+use crate::packed::{Packed, View, by_rows, joined_into, joined_rounded_into};
 
 /// Rows of one pass; longer inputs are fed piece by piece, which bounds memory and stays in cache.
 const SEGMENT: usize = 512;
@@ -42,31 +40,34 @@ struct Layer {
 impl Layer {
     /// The packed matrices in the order of their use.
     fn matrices(&mut self) -> [&mut Packed; 4] {
-        let (MixerWeights::Full { input, output, .. } | MixerWeights::Linear { input, output, .. }) = &mut self.mixer;
+        let (input, output) = match &mut self.mixer {
+            MixerWeights::Full(Full { input, output, .. }) | MixerWeights::Linear(Linear { input, output, .. }) => {
+                (input, output)
+            }
+        };
         [input, output, &mut self.gate_up, &mut self.down]
     }
 }
 
 enum MixerWeights {
-    Full {
-        /// Queries (with gates, head by head), keys, values.
-        input: Packed,
-        query_norm: Vec<f32>,
-        key_norm: Vec<f32>,
-        output: Packed,
-    },
-    Linear {
-        shape: LinearConfig,
-        /// q | k | v, z, b, a.
-        input: Packed,
-        /// [taps, channels].
-        conv: Vec<f32>,
-        /// -exp(A_log).
-        decay: Vec<f32>,
-        dt_bias: Vec<f32>,
-        norm: Vec<f32>,
-        output: Packed,
-    },
+    Full(Full),
+    Linear(Linear),
+}
+
+impl MixerWeights {
+    fn input(&self) -> &Packed {
+        match self {
+            Self::Full(full) => &full.input,
+            Self::Linear(linear) => &linear.input,
+        }
+    }
+
+    fn output(&self) -> &Packed {
+        match self {
+            Self::Full(full) => &full.output,
+            Self::Linear(linear) => &linear.output,
+        }
+    }
 }
 
 /// What one layer remembers of a sequence.
@@ -127,7 +128,7 @@ impl CpuTarget {
                     let taps = get(&name("linear_attn.conv1d.weight"))?
                         .squeeze(1)?
                         .to_dtype(DType::F32)?;
-                    MixerWeights::Linear {
+                    MixerWeights::Linear(Linear {
                         shape: shape.clone(),
                         input: Packed::stack(&[
                             &part("in_proj_qkv")?,
@@ -140,16 +141,16 @@ impl CpuTarget {
                         dt_bias: vector(&name("linear_attn.dt_bias"))?,
                         norm: vector(&name("linear_attn.norm.weight"))?,
                         output: Packed::stack(&[&part("out_proj")?])?,
-                    }
+                    })
                 }
                 (Mixer::Full, _) | (Mixer::Linear, None) => {
                     let part = |part: &str| matrix(&name(&format!("self_attn.{part}.weight")));
-                    MixerWeights::Full {
+                    MixerWeights::Full(Full {
                         input: Packed::stack(&[&part("q_proj")?, &part("k_proj")?, &part("v_proj")?])?,
                         query_norm: scale(&name("self_attn.q_norm.weight"))?,
                         key_norm: scale(&name("self_attn.k_norm.weight"))?,
                         output: Packed::stack(&[&part("o_proj")?])?,
-                    }
+                    })
                 }
             };
             layers.push(Layer {
@@ -182,8 +183,8 @@ impl CpuTarget {
     /// Empty caches for the first `layers` layers.
     pub(crate) fn caches(&self, layers: usize) -> Vec<Cache> {
         let cache = |layer: &Layer| match &layer.mixer {
-            MixerWeights::Full { .. } => Cache::Full(KvCache::new(self.config.num_kv_heads, self.config.head_dim)),
-            MixerWeights::Linear { shape, .. } => Cache::Linear {
+            MixerWeights::Full(_) => Cache::Full(KvCache::new(self.config.num_kv_heads, self.config.head_dim)),
+            MixerWeights::Linear(Linear { shape, .. }) => Cache::Linear {
                 tail: vec![0.0; (shape.conv_width - 1) * shape.conv_channels()],
                 state: vec![0.0; shape.value_heads * shape.key_dim * shape.value_dim],
             },
@@ -212,31 +213,37 @@ impl CpuTarget {
         let tapped = &mut tapped[first..];
         let mut pending = Vec::with_capacity(caches.len());
         for (i, (layer, cache)) in self.layers.iter().zip(caches).enumerate() {
-            let normed = self.settle(rms_norm(&hidden, &layer.input_norm, eps));
+            let projected = self.projected(layer, &hidden);
             let (mixed, left) = match (&layer.mixer, cache) {
-                (MixerWeights::Full { .. }, Cache::Full(cache)) => {
-                    (self.attention(&layer.mixer, &normed, cache, start), None)
-                }
-                (MixerWeights::Linear { .. }, Cache::Linear { tail, state }) => {
-                    self.delta_net(&layer.mixer, &normed, tail, state, keep)
+                (MixerWeights::Full(full), Cache::Full(cache)) => (self.attend(full, &projected, cache, start), None),
+                (MixerWeights::Linear(linear), Cache::Linear { tail, state }) => {
+                    self.recur(linear, &projected, tail, state, keep)
                 }
                 _ => bail!("layer {i}: the cache is of another kind than the layer"),
             };
             pending.push(left);
-            add(&mut hidden, &mixed);
-            hidden = self.settle(hidden);
-            let normed = self.settle(rms_norm(&hidden, &layer.post_norm, eps));
-            let gate_up = self.settle(self.times(&layer.gate_up, &normed));
-            let active = self.settle(swiglu(&gate_up, self.config.info.intermediate_size));
-            add(&mut hidden, &self.settle(self.times(&layer.down, &active)));
-            hidden = self.settle(hidden);
+            // what follows looks at one row at a time
+            by_rows(&mut hidden, hidden_size, |first, hidden| {
+                let read = Read {
+                    projected: &projected,
+                    mixed: &mixed,
+                    first,
+                    count: hidden.len() / hidden_size,
+                };
+                let gated = match &layer.mixer {
+                    MixerWeights::Full(full) => self.gated_heads(full, read),
+                    MixerWeights::Linear(linear) => self.gated_reads(linear, read),
+                };
+                self.add_product(layer.mixer.output(), &gated, hidden);
+                let normed = self.settle(rms_norm(hidden, &layer.post_norm, eps));
+                let gate_up = self.settle(self.times(&layer.gate_up, &normed));
+                let active = self.settle(swiglu(&gate_up, self.config.info.intermediate_size));
+                self.add_product(&layer.down, &active, hidden);
+            });
             if let Some(slot) = taps.iter().position(|tap| *tap == i) {
-                for (out, row) in tapped
-                    .chunks_exact_mut(taps.len() * hidden_size)
-                    .zip(hidden.chunks_exact(hidden_size))
-                {
-                    out[slot * hidden_size..][..hidden_size].copy_from_slice(row);
-                }
+                each_row(tapped, taps.len() * hidden_size, |t, out| {
+                    out[slot * hidden_size..][..hidden_size].copy_from_slice(&hidden[t * hidden_size..][..hidden_size]);
+                });
             }
         }
         Ok(Pass { hidden, pending })
@@ -264,197 +271,61 @@ impl CpuTarget {
         }
     }
 
-    fn eps(&self) -> f32 {
+    pub(super) fn eps(&self) -> f32 {
         self.config.info.rms_norm_eps as f32
     }
 
-    /// x W^T; with `bf16` in the processor's BF16 arithmetic, where it has one.
+    /// What the mixer of a layer takes, [rows, width]: its projections of the normed rows.
+    fn projected(&self, layer: &Layer, hidden: &[f32]) -> Buffer {
+        let (input, hidden_size) = (layer.mixer.input(), self.config.info.hidden_size);
+        let mut out = Buffer::stale(hidden.len() / hidden_size * input.width());
+        by_rows(&mut out, input.width(), |first, out| {
+            let rows = out.len() / input.width();
+            let hidden = &hidden[first * hidden_size..][..rows * hidden_size];
+            self.multiply(
+                input,
+                &self.settle(rms_norm(hidden, &layer.input_norm, self.eps())),
+                out,
+            );
+            self.round(out);
+        });
+        out
+    }
+
+    /// sum += x W^T.
+    fn add_product(&self, matrix: &Packed, x: &[f32], sum: &mut [f32]) {
+        add(sum, &self.settle(self.times(matrix, x)));
+        self.round(sum);
+    }
+
+    /// x W^T.
     fn times(&self, matrix: &Packed, x: &[f32]) -> Buffer {
+        let mut out = Buffer::stale(x.len() / matrix.depth() * matrix.width());
+        self.multiply(matrix, x, &mut out);
+        out
+    }
+
+    /// out = x W^T; with `bf16` in the processor's BF16 arithmetic, where it has one.
+    fn multiply(&self, matrix: &Packed, x: &[f32], out: &mut [f32]) {
+        let x = View::new(x, matrix.depth());
         if self.bf16 {
-            joined_rounded(&[matrix], View::new(x, matrix.depth()))
+            joined_rounded_into(&[matrix], x, out, false);
         } else {
-            matrix.product(x)
+            joined_into(&[matrix], x, out, false);
         }
     }
 
     /// Rounds to bf16 what a bf16 model would store as such.
-    fn settle(&self, mut x: Buffer) -> Buffer {
+    fn round(&self, x: &mut [f32]) {
         if self.bf16 {
-            round_to_halves(&mut x);
+            round_to_halves(x);
         }
+    }
+
+    /// The same, handed on.
+    pub(super) fn settle(&self, mut x: Buffer) -> Buffer {
+        self.round(&mut x);
         x
-    }
-
-    fn attention(&self, weights: &MixerWeights, x: &[f32], cache: &mut KvCache, start: usize) -> Buffer {
-        let MixerWeights::Full {
-            input,
-            query_norm,
-            key_norm,
-            output,
-        } = weights
-        else {
-            return Buffer::zeros(0);
-        };
-        let (eps, dim, kv_heads, heads) = (
-            self.eps(),
-            self.config.head_dim,
-            self.config.num_kv_heads,
-            self.config.num_heads,
-        );
-        let (group, half) = (heads / kv_heads, self.config.rotary_dim / 2);
-        let projected = self.settle(self.times(input, x));
-        let stride = input.width();
-        let rows = projected.len() / stride;
-        // query rows of a head: D of query, then with an output gate D of gate
-        let per_head = if self.config.qwen3_5 { 2 * dim } else { dim };
-        let (keys_at, values_at) = (heads * per_head, heads * per_head + kv_heads * dim);
-        let (cos, sin) = rope_table(start, rows, half, self.config.info.rope_theta);
-        let angles = |t: usize| (&cos[t * half..][..half], &sin[t * half..][..half]);
-
-        let mut keys = Buffer::stale(rows * kv_heads * dim);
-        each_row(&mut keys, kv_heads * dim, |t, out| {
-            let (cos, sin) = angles(t);
-            let source = &projected[t * stride + keys_at..];
-            wide::<NormAndRotate>(Heads {
-                source,
-                stride: dim,
-                norm: key_norm,
-                eps,
-                scale: 1.0,
-                cos,
-                sin,
-                out,
-            });
-        });
-        let keys = self.settle(keys);
-        cache.write(
-            start,
-            Matrix(&keys, kv_heads * dim),
-            Matrix(&projected[values_at..], stride),
-            rows,
-        );
-
-        let scale = 1.0 / (dim as f32).sqrt();
-        let mut queries = Buffer::stale(rows * heads * dim);
-        each_row(&mut queries, group * dim, |i, out| {
-            let (kv, t) = (i / rows, i % rows);
-            let (cos, sin) = angles(t);
-            let source = &projected[t * stride + kv * group * per_head..];
-            wide::<NormAndRotate>(Heads {
-                source,
-                stride: per_head,
-                norm: query_norm,
-                eps,
-                scale,
-                cos,
-                sin,
-                out,
-            });
-        });
-        let attended = self.settle(cache.attend(start, &queries, group));
-        let mut flat = Buffer::stale(rows * heads * dim);
-        each_row(&mut flat, heads * dim, |t, out| {
-            for (h, out) in out.chunks_exact_mut(dim).enumerate() {
-                let from = &attended[((h / group * rows + t) * group + h % group) * dim..][..dim];
-                if self.config.qwen3_5 {
-                    let gate = &projected[t * stride + h * per_head + dim..][..dim];
-                    wide::<SigmoidGateRow>((gate, from, out));
-                } else {
-                    out.copy_from_slice(from);
-                }
-            }
-        });
-        self.settle(self.times(output, &self.settle(flat)))
-    }
-
-    fn delta_net(
-        &self,
-        weights: &MixerWeights,
-        x: &[f32],
-        tail: &mut [f32],
-        state: &mut Vec<f32>,
-        keep: bool,
-    ) -> (Buffer, Option<Pending>) {
-        let MixerWeights::Linear {
-            shape,
-            input,
-            conv,
-            decay,
-            dt_bias,
-            norm,
-            output,
-        } = weights
-        else {
-            return (Buffer::zeros(0), None);
-        };
-        let (channels, values, nv, dv) = (
-            shape.conv_channels(),
-            shape.value_channels(),
-            shape.value_heads,
-            shape.value_dim,
-        );
-        let eps = self.eps();
-        let projected = self.settle(self.times(input, x));
-        let stride = input.width();
-        let rows = projected.len() / stride;
-        let mut conv_input = Buffer::stale(tail.len() + rows * channels);
-        let (before, inputs) = conv_input.split_at_mut(tail.len());
-        before.copy_from_slice(tail);
-        for (input, row) in inputs.chunks_exact_mut(channels).zip(projected.chunks_exact(stride)) {
-            input.copy_from_slice(&row[..channels]);
-        }
-        let qkv = self.settle(conv_silu(&conv_input, conv, channels));
-        let (mut betas, mut decays) = (Vec::with_capacity(rows * nv), Vec::with_capacity(rows * nv));
-        for row in projected.chunks_exact(stride) {
-            let (strength, rate) = row[channels + values..].split_at(nv);
-            betas.extend(strength.iter().map(|b| sigmoid(*b)));
-            decays.extend(
-                rate.iter()
-                    .zip(decay)
-                    .zip(dt_bias)
-                    .map(|((a, decay), dt)| decay * softplus(a + dt)),
-            );
-        }
-        let chunk = if rows <= delta::STEP_ROWS { 0 } else { delta::CHUNK };
-        let mut next = if keep { std::mem::take(state) } else { state.clone() };
-        let pass = delta::run(
-            shape,
-            delta::Inputs {
-                qkv: &qkv,
-                decays,
-                betas: &betas,
-            },
-            &mut next,
-            chunk,
-        );
-
-        let read = self.settle(pass.out);
-        let mut gated = Buffer::stale(rows * values);
-        each_row(&mut gated, values, |t, out| {
-            let gates = &projected[t * stride + channels..][..values];
-            for (h, (out, gate)) in out.chunks_exact_mut(dv).zip(gates.chunks_exact(dv)).enumerate() {
-                wide::<RmsNormRow>((&read[(h * rows + t) * dv..][..dv], norm, eps, &mut *out));
-                match shape.gate {
-                    GateActivation::Silu => wide::<SiluGateInPlace>((gate, out)),
-                    GateActivation::Sigmoid => wide::<SigmoidGateInPlace>((gate, out)),
-                }
-            }
-        });
-        let mixed = self.settle(self.times(output, &self.settle(gated)));
-        if keep {
-            *state = next;
-            tail.copy_from_slice(&conv_input[rows * channels..]);
-            (mixed, None)
-        } else {
-            (
-                mixed,
-                Some(Pending {
-                    conv_input,
-                    stash: pass.stash,
-                    state: next,
-                }),
-            )
-        }
     }
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct Stash {
     /// Deltas, `[nv][rows][dv]`.
     deltas: Buffer,
     /// Log decays, `[rows][nv]`.
-    decays: Vec<f32>,
+    decays: Buffer,
 }
 
 /// Inputs of a pass over some rows.
@@ -53,7 +53,7 @@ pub(crate) struct Inputs<'a> {
     /// Convolved q | k | v, [rows, 2 nk dk + nv dv].
     pub(crate) qkv: &'a [f32],
     /// Log decay g, [rows, nv].
-    pub(crate) decays: Vec<f32>,
+    pub(crate) decays: Buffer,
     /// Write strength beta, [rows, nv].
     pub(crate) betas: &'a [f32],
 }
@@ -63,9 +63,9 @@ pub(crate) fn run(shape: &LinearConfig, inputs: Inputs<'_>, state: &mut [f32], c
     let (nv, dk, dv) = (shape.value_heads, shape.key_dim, shape.value_dim);
     let group = nv / shape.key_heads;
     let rows = inputs.betas.len() / nv;
-    let mut out = Buffer::zeros(rows * nv * dv);
-    let mut deltas = Buffer::zeros(rows * nv * dv);
-    let mut keys = Buffer::zeros(rows * shape.key_heads * dk);
+    let mut out = Buffer::stale(rows * nv * dv);
+    let mut deltas = Buffer::stale(rows * nv * dv);
+    let mut keys = Buffer::stale(rows * shape.key_heads * dk);
     let work = |head: usize, state: &mut [f32], out: &mut [f32], deltas: &mut [f32], keys: &mut [f32]| {
         let rows_of = Inflow {
             shape,
@@ -225,6 +225,8 @@ impl Kernel for Steps {
                 let out = &mut out[(j * rows + t) * dv..][..dv];
                 let (g, beta) = of.gates(t, j);
                 let decay = decay(f64::from(g));
+                delta.fill(0.0);
+                out.fill(0.0);
                 for (row, k) in state.chunks_exact(dv).zip(key.iter()) {
                     for (sum, s) in delta.iter_mut().zip(row) {
                         *sum += *k * (*s * decay);
@@ -336,7 +338,7 @@ mod tests {
             exact(&shape, &qkv, &g[..n * nv], &beta[..n * nv], &mut prefix);
             for chunk in [0, chunk, CHUNK] {
                 let mut came = start.clone();
-                let pass = run(&shape, Inputs { qkv: &qkv, decays: g.clone(), betas: &beta }, &mut came, chunk);
+                let pass = run(&shape, Inputs { qkv: &qkv, decays: g.clone().into(), betas: &beta }, &mut came, chunk);
                 prop_assert!(close(&pass.out, &out), "outputs, chunk {}", chunk);
                 prop_assert!(close(&came, &state), "state, chunk {}", chunk);
                 let mut folded = start.clone();

@@ -9,10 +9,10 @@
 
 use super::delta::Inflow;
 use super::kernels::{Kernel, decay, exp, wide};
-use crate::small_matmul::{Matrix, multiply_add};
+use crate::small_matmul::{Matrix, multiply, multiply_add};
 
 /// Runs all rows of a key head in chunks: `state` `[group][dk][dv]` advances; `out` and `deltas` are `[group][rows][dv]`, `keys`
-/// `[rows][dk]`; all zero on entry but the state.
+/// `[rows][dk]`, whatever stood there.
 pub(crate) fn chunks(
     of: &Inflow<'_>,
     chunk: usize,
@@ -39,10 +39,8 @@ pub(crate) fn chunks(
                 *slot = keys[t * dk + i];
             }
         }
-        kk.fill(0.0);
-        qk.fill(0.0);
-        multiply_add(Matrix(keys, dk), Matrix(&keys_t, chunk), &mut kk, chunk, (n, dk, n));
-        multiply_add(Matrix(queries, dk), Matrix(&keys_t, chunk), &mut qk, chunk, (n, dk, n));
+        multiply(Matrix(keys, dk), Matrix(&keys_t, chunk), &mut kk, chunk, (n, dk, n));
+        multiply(Matrix(queries, dk), Matrix(&keys_t, chunk), &mut qk, chunk, (n, dk, n));
         for j in 0..of.group() {
             let state = &mut state[j * dk * dv..][..dk * dv];
             let u = &mut deltas[(j * rows + start) * dv..][..n * dv];
@@ -65,8 +63,8 @@ pub(crate) fn chunks(
             };
             wide::<DecayedProducts>(products);
             // u = beta (v - e^c K S0) and o = e^c Q S0, through the raw products
-            multiply_add(Matrix(keys, dk), Matrix(state, dv), u, dv, (n, dk, dv));
-            multiply_add(Matrix(queries, dk), Matrix(state, dv), o, dv, (n, dk, dv));
+            multiply(Matrix(keys, dk), Matrix(state, dv), u, dv, (n, dk, dv));
+            multiply(Matrix(queries, dk), Matrix(state, dv), o, dv, (n, dk, dv));
             for t in 0..n {
                 let row = t * dv..(t + 1) * dv;
                 let factors = (decay(sums[t]), betas[t]);

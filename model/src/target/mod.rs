@@ -9,6 +9,7 @@ mod composed_delta;
 mod composed_session;
 pub mod config;
 mod cpu;
+mod cpu_mixers;
 mod cpu_session;
 mod delta;
 mod delta_chunk;
